@@ -17,20 +17,22 @@ command -v "$PYTHON" >/dev/null || fail "$PYTHON not found: install Python 3.10 
 "$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 10))' || fail "$("$PYTHON" --version): Python 3.10 or newer is needed, set PYTHON"
 
 # Debian and Ubuntu split venv and the headers off the interpreter; root gets them, others get the sentence
+has_venv() { "$PYTHON" -c 'import ensurepip, venv' 2>/dev/null; }
+has_headers() { "$PYTHON" -c 'import pathlib, sys, sysconfig as s; sys.exit(not pathlib.Path(s.get_paths()["include"], "Python.h").exists())'; }
+name=$("$PYTHON" -c 'import sys; print("python%d.%d" % sys.version_info[:2])')
 missing=()
-"$PYTHON" -c 'import ensurepip, venv' 2>/dev/null || missing+=("$(basename "$("$PYTHON" -c 'import sys; print("python%d.%d" % sys.version_info[:2])')")-venv")
-"$PYTHON" -c 'import os, sys, sysconfig; sys.exit(not os.path.exists(os.path.join(sysconfig.get_paths()["include"], "Python.h")))' \
-  || missing+=("$("$PYTHON" -c 'import sys; print("python%d.%d" % sys.version_info[:2])')-dev")
+has_venv || missing+=("$name-venv")
+has_headers || missing+=("$name-dev")
 if [ ${#missing[@]} -gt 0 ]; then
   if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
     say "installing ${missing[*]}"
-    apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null \
+    { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${missing[@]}"; } >/dev/null \
       || say "could not install ${missing[*]}"
   else
-    say "missing: ${missing[*]} (apt-get install ${missing[*]}); without the headers the native backend is left out"
+    say "missing: apt-get install ${missing[*]} (without the headers the native backend is left out)"
   fi
 fi
-"$PYTHON" -c 'import ensurepip, venv' 2>/dev/null || fail "$PYTHON has no venv module: apt-get install python3-venv"
+has_venv || fail "$PYTHON has no venv module: apt-get install $name-venv"
 
 # an environment that was moved, or whose interpreter was removed, cannot be mended in place
 if ! "$VENV/bin/python" -m pip --version >/dev/null 2>&1; then
