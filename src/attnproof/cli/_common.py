@@ -58,7 +58,7 @@ def guarded(command: Callable[P, bool | None]) -> Callable[P, None]:
                 check_target(target)
             holds = command(*args, **kwargs)
         except KeyboardInterrupt:
-            err_console().print("interrupted: nothing was written")
+            err_console().print("interrupted")
             raise typer.Exit(INTERRUPTED) from None
         except BrokenPipeError:
             # the reader left (`| head`): not an error of ours; keep the interpreter from flushing into the closed pipe
