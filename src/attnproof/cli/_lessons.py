@@ -142,10 +142,9 @@ def candidates() -> dict[str, tuple[bool, Candidate]]:
     """Name -> (is it ours, function) of everything on this host that takes float64; torch's forms if torch is there."""
     found: dict[str, tuple[bool, Candidate]] = {"naive NumPy": (False, lambda x, causal: naive(x, causal)[0])}
     probe, _ = bind(*(x[None, None] for x in Inputs.draw(2, 2, 0)), Options())
-    for name in dispatch.names():
-        backend = dispatch.get(name)
-        if name != "reference" and not isinstance(backend, str) and backend.why_not(probe) is None:
-            found[name] = (True, _through_api(name))
+    # the reference is materialised float64, which is what `naive` is
+    able = [name for name, reason in dispatch.explain(probe).reasons.items() if reason is None and name != "reference"]
+    found.update({name: (True, _through_api(name)) for name in able})
     try:
         import torch
     except ImportError:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from dataclasses import asdict
 from enum import Enum
 from pathlib import Path
@@ -10,7 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
-from attnproof.cli._common import JsonOption, guarded, out_console, progress, table, write_json
+from attnproof.cli._common import JsonOption, guarded, out_console, progress, show, write_json
+from attnproof.cli._machine import OPTIONAL, machine, self_tests, simd_target
 
 
 class Order(str, Enum):
@@ -20,7 +20,6 @@ class Order(str, Enum):
     queries = "queries"
 
 
-Positive = typer.Option(min=1)
 Sizes = Annotated[list[int] | None, typer.Option("--n", min=1, help="Sequence length; repeat for several.")]
 DOUBLING = 0.2  # how far a ratio may be from its law and still hold
 
@@ -49,13 +48,12 @@ def trace(
     result = _lessons.trace(n, d, block, order.value, row, seed, causal)
     shown = result.rows if len(result.rows) <= 40 else (*result.rows[:20], *result.rows[-20:])
     console = out_console()
-    console.print(
-        table(
-            f"N={n} D={d} block={block} {order.value} outer, query row {row}",
-            *("j", "m", "l", "corr"),
-            rows=([str(r.j), f"{r.m:+.4f}", f"{r.l:.4f}", f"{r.corr:.4f}"] for r in shown),
-            note="" if shown is result.rows else f"{len(result.rows)} tiles, the first and last 20 shown",
-        )
+    show(
+        console,
+        f"N={n} D={d} block={block} {order.value} outer, query row {row}",
+        *("j", "m", "l", "corr"),
+        rows=([str(r.j), f"{r.m:+.4f}", f"{r.l:.4f}", f"{r.corr:.4f}"] for r in shown),
+        note="" if shown is result.rows else f"{len(result.rows)} tiles, the first and last 20 shown",
     )
     console.print(f"lse = m + ln l = {result.lse:+.4f}")
     console.print(
@@ -87,16 +85,15 @@ def compare(
         errors = ["-", "-"] if first else [f"{r.error_full:.1e}", f"{r.error_causal:.1e}"]
         verdict = "" if first else "exact" if r.exact else ("NOT exact" if r.ours else "above the bound")
         rows.append([str(r.n) if first else "", r.candidate, *errors, verdict, f"{r.seconds * 1e3:.2f}", f"{r.ratio:.2f}"])
-    out_console().print(
-        table(
-            f"float64, D={d}, one head, median of {rounds} interleaved rounds",
-            *("N", "candidate", "error full", "error causal", "verdict", "ms full", "time / naive"),
-            rows=rows,
-            note=f"errors: max abs against naive NumPy, exact is below {_lessons.EXACT:.0e}; times are shown, not judged",
-        )
+    show(
+        out_console(),
+        f"float64, D={d}, one head, median of {rounds} interleaved rounds",
+        *("N", "candidate", "error full", "error causal", "verdict", "ms full", "time / naive"),
+        rows=rows,
+        note=f"errors: max abs against naive NumPy, exact is below {_lessons.EXACT:.0e}; times are shown, not judged",
     )
     payload = {"command": "compare", "options": {"n": sizes, "d": d, "rounds": rounds}, "holds": holds}
-    write_json(json_path, {**payload, "machine": _machine(), "rows": [asdict(r) for r in results]})
+    write_json(json_path, {**payload, "machine": machine(), "rows": [asdict(r) for r in results]})
     return holds
 
 
@@ -119,15 +116,14 @@ def memory(
     holds = all(law["holds"] for law in laws)
     mib = _lessons.MIB
     console = out_console()
-    console.print(
-        table(
-            f"peak MiB by tracemalloc, float64, D={d}, blocks {block}x{block}, inputs not counted",
-            *("N", "naive", "2 N^2 8 bytes", "keys outer", "queries outer", "naive / keys outer"),
-            rows=(
-                [str(r.n), *(f"{x / mib:.1f}" for x in (r.naive, r.theory, r.keys_outer, r.queries_outer)), f"{r.ratio:.1f}"]
-                for r in results
-            ),
-        )
+    show(
+        console,
+        f"peak MiB by tracemalloc, float64, D={d}, blocks {block}x{block}, inputs not counted",
+        *("N", "naive", "2 N^2 8 bytes", "keys outer", "queries outer", "naive / keys outer"),
+        rows=(
+            [str(r.n), *(f"{x / mib:.1f}" for x in (r.naive, r.theory, r.keys_outer, r.queries_outer)), f"{r.ratio:.1f}"]
+            for r in results
+        ),
     )
     for law in laws:
         verdict = "holds" if law["holds"] else "DOES NOT HOLD"
@@ -184,4 +180,95 @@ def blocks(
     if result.picture:
         console.print(f"\n{result.picture}\n\n# full   / edge   . skipped")
     write_json(json_path, {"command": "blocks", "holds": holds, **result.as_dict()})
+    return holds
+
+
+class Dtype(str, Enum):
+    """Input dtypes."""
+
+    float16 = "float16"
+    bfloat16 = "bfloat16"
+    float32 = "float32"
+    float64 = "float64"
+
+
+class Rows(str, Enum):
+    """Where rows live."""
+
+    dense = "dense"
+    packed = "packed"
+    cached = "cached"
+    paged = "paged"
+
+
+def explain(
+    b: Annotated[int, typer.Option(min=0, help="Batch.")] = 1,
+    h: Annotated[int, typer.Option(min=0, help="Query heads.")] = 8,
+    hkv: Annotated[int | None, typer.Option(min=0, help="Key and value heads; as many as --h if left out.")] = None,
+    m: Annotated[int | None, typer.Option(min=0, help="Queries; as many as keys if left out.")] = None,
+    n: Annotated[int, typer.Option(min=0, help="Keys.")] = 1024,
+    d: Annotated[int, typer.Option(min=0, help="Head dim of q and k.")] = 64,
+    dv: Annotated[int | None, typer.Option(min=0, help="Head dim of v; that of q if left out.")] = None,
+    dtype: Annotated[Dtype, typer.Option(help="Of q, k and v.")] = Dtype.float32,
+    device: Annotated[str, typer.Option(help="cpu or cuda; no such device needs to be here.")] = "cpu",
+    rows: Annotated[Rows, typer.Option(help="Where rows live.")] = Rows.dense,
+    causal: Annotated[bool, typer.Option("--causal")] = False,
+    window: Annotated[tuple[int, int], typer.Option(help="Keys to the left and right; -1 is unbounded.")] = (-1, -1),
+    softcap: Annotated[float | None, typer.Option(help="c of c tanh(s / c).")] = None,
+    mask: Annotated[bool, typer.Option("--mask", help="With a boolean mask.")] = False,
+    bias: Annotated[bool, typer.Option("--bias", help="With an additive bias.")] = False,
+    alibi: Annotated[bool, typer.Option("--alibi", help="With ALiBi slopes.")] = False,
+    sink: Annotated[bool, typer.Option("--sink", help="With a sink logit per head.")] = False,
+    dropout: Annotated[float, typer.Option(help="Probability of dropping an entry.")] = 0.0,
+    backend: Annotated[str, typer.Option(help="auto, or a name that must not fall back.")] = "auto",
+    json_path: JsonOption = None,
+) -> bool:
+    """Which backend a call would get, and why not the others. Takes sizes and options; no data is allocated."""
+    from dataclasses import replace
+
+    from attnproof import dispatch
+    from attnproof.cli._shapes import Call
+
+    call = Call(
+        sizes=(b, h, h if hkv is None else hkv, n if m is None else m, n, d, d if dv is None else dv),
+        dtype=dtype.value,
+        rows=rows.value,
+        options={"causal": causal, "window": window, "softcap": softcap, "dropout_p": dropout},
+        extras={"mask": mask, "bias": bias, "alibi_slopes": alibi, "sink": sink},
+    )
+    if device not in ("cpu", "cuda"):
+        raise ValueError(f"--device: expected cpu or cuda, got {device}")
+    problem = replace(call.problem(), device=device)
+    answer = dispatch.explain(problem, backend)
+    console = out_console()
+    console.print(str(answer), markup=False, soft_wrap=True)
+    if answer.chosen is None:
+        console.print("no backend serves this call" if backend == "auto" else f"{backend} refuses")
+    write_json(json_path, {"command": "explain", "problem": asdict(problem), **asdict(answer)})
+    return answer.chosen is not None
+
+
+def doctor(json_path: JsonOption = None) -> bool:
+    """Versions, devices, and every backend with a small self-test or the reason why it is not used here."""
+    facts = machine()
+    console = out_console()
+    extras = {name: facts["packages"][name] or f"not installed: {how}" for name, how in OPTIONAL.items()}
+    about = {
+        "attnproof": facts["attnproof"],
+        "Python": f"{facts['python']} on {facts['platform']}",
+        "CPU": f"{facts['cpu']}, {facts['cores']} usable",
+        "SIMD": simd_target() or "the native backend is not built",
+        "NumPy": facts["packages"]["numpy"],
+        **extras,
+    }
+    show(console, "this machine", "what", "is", rows=about.items())
+    if facts["gpus"]:
+        show(console, "GPUs", "name", "memory", "kind", rows=([g["name"], g["memory"], g["arch"]] for g in facts["gpus"]))
+    else:
+        console.print("no GPU that torch can use")
+    tests = self_tests(facts["gpus"])
+    rows = ([t["backend"], t["device"], t["dtype"], t["verdict"]] for t in tests)
+    show(console, "backends, in dispatch order", "backend", "device", "dtype", "self-test", rows=rows)
+    holds = all(t["ok"] is not False for t in tests)
+    write_json(json_path, {"command": "doctor", "holds": holds, "machine": facts, "simd": simd_target(), "backends": tests})
     return holds
