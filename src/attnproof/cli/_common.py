@@ -58,6 +58,7 @@ def guarded(command: Callable[P, bool | None]) -> Callable[P, None]:
             if isinstance(target, Path):
                 check_target(target)
             holds = command(*args, **kwargs)
+            sys.stdout.flush()
         except KeyboardInterrupt:
             err_console().print("interrupted")
             raise typer.Exit(INTERRUPTED) from None
