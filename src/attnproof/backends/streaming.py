@@ -37,9 +37,10 @@ Order = Literal["queries", "keys"]
 name = "streaming"
 kind = "numpy"
 
-# large enough that NumPy's cost per call stays small beside the arithmetic, small enough to stay in L2
+# large enough that the cost of a NumPy call stays small beside the arithmetic, small enough that the products stay in
+# L2 and below the size from which BLAS starts threads that the next call would have to wait for
 BLOCK_M = 128
-BLOCK_N = 256
+BLOCK_N = 128
 
 
 def why_not(problem: Problem) -> str | None:
