@@ -50,7 +50,9 @@ class Call:
             return bind(q, fake(dtype, b, hkv, n, d), fake(dtype, b, hkv, n, dv), options).problem
         lengths = np.full(b, n, dtype=np.int32)
         if self.rows == "cached":
-            return bind_decode(q, fake(dtype, b, hkv, n, d), fake(dtype, b, hkv, n, dv), lengths, None, options).problem
+            return bind_decode(
+                q, fake(dtype, b, hkv, n, d), fake(dtype, b, hkv, n, dv), lengths, None, options
+            ).problem
         table = np.arange(b * width, dtype=np.int32).reshape(b, width)
         k, v = (fake(dtype, max(b * width, 1), hkv, PAGE, size) for size in (d, dv))
         return bind_decode(q, k, v, lengths, table, options).problem
