@@ -229,7 +229,16 @@ def attention_decode(
 
 
 def attention_backward(
-    q: Any, k: Any, v: Any, out: Any, lse: Any, dout: Any, *, dlse: Any = None, needs: Any = GRADIENTS, **options: Any
+    q: Any,
+    k: Any,
+    v: Any,
+    out: Any,
+    lse: Any,
+    dout: Any,
+    *,
+    dlse: Any = None,
+    needs: Any = GRADIENTS,
+    **options: Any,
 ) -> Grads:
     """Gradients without torch: the backward of ``attention_with_lse`` for NumPy arrays.
 
@@ -244,7 +253,9 @@ def attention_backward(
         ``Grads``; those not asked for, or whose input was not given, are None. dalibi is [B, H].
     """
     if is_torch(q):
-        raise DtypeError("q: expected NumPy arrays, got torch tensors (their gradients come from .backward())")
+        raise DtypeError(
+            "q: expected NumPy arrays, got torch tensors (their gradients come from .backward())"
+        )
     name = options.pop("backend", "auto")
     problem, tensors = bind(q, k, v, Options(**options))
     given = frozenset(at for at in needs if getattr(tensors, at) is not None)
@@ -252,8 +263,8 @@ def attention_backward(
     chosen = dispatch.choose(problem, name)
     grads = dispatch.backward(chosen, problem, tensors, packed[0], lse, packed[1], dlse, given)
     if problem.layout == "bmhd":
-        rows = (None if x is None else transpose(x, 1, 2) for x in grads[:3])
-        return Grads(*rows, *grads[3:])
+        dq, dk, dv = (None if x is None else transpose(x, 1, 2) for x in grads[:3])
+        return grads._replace(dq=dq, dk=dk, dv=dv)
     return grads
 
 

@@ -56,14 +56,18 @@ def _append_on_host(caches: Any, new: Any, lengths: Any, block_table: Any) -> An
     capacity = page if table is None else page * table.shape[1]
     need = max(old, default=0) + count
     if need > capacity:
-        raise ShapeError(expected("k_new", f"room in the cache capacity of {capacity} tokens", f"{need} needed"))
+        raise ShapeError(
+            expected("k_new", f"room in the cache capacity of {capacity} tokens", f"{need} needed")
+        )
     checks.lengths("cache_seqlens", lengths, len(old), capacity, caches[0])
     after = lengths + count
     if table is not None:
         checks.pages(table, after, page, caches[0].shape[0])
     for b, start in enumerate(old):
         for t in range(count):
-            slot, row = (b, start + t) if table is None else (int(table[b, (start + t) // page]), (start + t) % page)
+            slot, row = (
+                (b, start + t) if table is None else (int(table[b, (start + t) // page]), (start + t) % page)
+            )
             for cache, x in zip(caches, new, strict=True):
                 cache[slot, :, row] = x[b, :, t]
     return after

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -172,7 +173,7 @@ def rng(seed: Any, q: Any) -> Any:
     if seed is not None and not 0 <= seed < 2**63:
         raise ShapeError(expected("seed", "an integer in [0, 2^63)", seed))
     if not is_torch(q):
-        drawn = np.random.randint(0, 2**62, size=2, dtype=np.int64)  # noqa: NPY002  np.random.seed decides
+        drawn = np.random.randint(0, 2**62, size=2, dtype=np.int64)  # np.random.seed decides
         return drawn if seed is None else np.array([seed, 0], dtype=np.int64)
     import torch
 
@@ -221,7 +222,7 @@ def cumulative(name: str, cu: Any, tokens: int, q: Any, *, given: int | None, li
     values = cu.tolist()
     if values[0] != 0:
         raise ShapeError(expected(name, "0 as its first entry", values[0]))
-    lengths = [b - a for a, b in zip(values, values[1:], strict=False)]
+    lengths = [b - a for a, b in pairwise(values)]
     if min(lengths, default=0) < 0:
         raise ShapeError(expected(name, "entries that never decrease", values))
     if values[-1] > tokens:
@@ -234,7 +235,9 @@ def cumulative(name: str, cu: Any, tokens: int, q: Any, *, given: int | None, li
 
 def _length(name: str, x: Any) -> int:
     if is_torch(x) or isinstance(x, (bool, float)):
-        raise DtypeError(expected(name, "a Python int (reading a tensor would wait for the device)", type(x).__name__))
+        raise DtypeError(
+            expected(name, "a Python int (reading a tensor would wait for the device)", type(x).__name__)
+        )
     if x < 0:
         raise ShapeError(expected(name, "0 or more", x))
     return x
@@ -291,5 +294,3 @@ def sequence_lengths(
     if valid is not None:
         return m, valid[b]
     return m, N if cu_k is None else cu_k[b + 1] - cu_k[b]
-
-

@@ -2,7 +2,8 @@ r"""The oracle: attention materialised, in float64, in the order SEMANTICS secti
 
 Computes per sequence and head
 
-    S = mask(bias(alibi(softcap(scale * Q K^T)))),  P = softmax([S, sink]),  O = dropout(P) V,  lse = logsumexp([S, sink])
+    S = mask(bias(alibi(softcap(scale * Q K^T)))),  P = softmax([S, sink]),  O = dropout(P) V
+    lse = logsumexp([S, sink])
 
 and backward
 
@@ -61,7 +62,9 @@ def materialise(
                 yield _head(seq, head, allowed, compute)
 
 
-def forward(problem: Problem, tensors: Tensors, *, compute: npt.DTypeLike = np.float64) -> tuple[Array, Array]:
+def forward(
+    problem: Problem, tensors: Tensors, *, compute: npt.DTypeLike = np.float64
+) -> tuple[Array, Array]:
     """See ``backends.Backend``; ``compute`` may be float32 to see what plain single precision gives."""
     out = empty_like_rows(problem, problem.out_shape[-2], problem.H, problem.Dv, storage_dtype(problem.dtype))
     lse = np.full(problem.out_shape[:-1], -np.inf, dtype=problem.lse_dtype)
@@ -117,14 +120,17 @@ def backward(
 def _pick(problem: Problem, needs: frozenset[str], *grads: Array) -> Grads:
     names = ("q", "k", "v", "bias", "alibi_slopes", "sink")
     dtypes = (problem.dtype,) * 3 + (problem.bias_dtype or problem.dtype,) + (problem.lse_dtype,) * 2
-    return Grads(*(narrow(x, to) if at in needs else None for at, x, to in zip(names, grads, dtypes, strict=True)))
+    return Grads(
+        *(narrow(x, to) if at in needs else None for at, x, to in zip(names, grads, dtypes, strict=True))
+    )
 
 
 def _head(seq: Sequence, head: int, allowed: Array, compute: npt.DTypeLike) -> Materialised:
     problem, tensors = seq.problem, seq.tensors
     q = widen(seq.queries(tensors.q)[head], problem.dtype, compute)
     k, v = (
-        widen(seq.keys(x, head // problem.G, 0, seq.n), problem.dtype, compute) for x in (tensors.k, tensors.v)
+        widen(seq.keys(x, head // problem.G, 0, seq.n), problem.dtype, compute)
+        for x in (tensors.k, tensors.v)
     )
     capped = problem.scale * (q @ k.T)
     if problem.softcap:
