@@ -122,7 +122,7 @@ def bias(x: Any, dtype: str, full: Full, q: Any) -> Any:
     if x is None:
         return None
     _beside("bias", x, q)
-    allowed = (dtype,) if dtype in ("float32", "float64") else (dtype, "float32")
+    allowed = tuple(dict.fromkeys((dtype, "float32")))
     if dtype_name(x) not in allowed:
         hint = " (use mask= for a boolean mask)" if dtype_name(x) == "bool" else ""
         raise DtypeError(expected("bias", f"dtype {' or '.join(allowed)}{hint}", dtype_name(x)))
