@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import checks
-from .arrays import as_int32, is_torch, transpose
+from .arrays import as_int32, device_type, transpose
 from .errors import ShapeError, expected
 
 
@@ -33,9 +33,9 @@ class Append:
 
     def write(self) -> None:
         """Store the new tokens behind the valid ones of each sequence."""
-        if not self.new or self.new[0].shape[2] == 0:
+        if not self.new or 0 in self.new[0].shape[:3:2]:
             return
-        if is_torch(self.before) and self.before.device.type != "cpu":
+        if not _on_host(self.before):
             self._write_on_device()
             return
         for b, start in enumerate(self.before.tolist()):
@@ -57,22 +57,32 @@ class Append:
         return runs
 
     def _write_on_device(self) -> None:
-        """Lengths stay on the device: one indexed write per cache; what does not fit is dropped."""
+        """Lengths stay on the device: one indexed write per cache; what does not fit is dropped.
+
+        A token that does not fit is written where one that fits goes, with that token's value: two writes to one
+        place must agree, because their order is not defined. If none fits, a slot is written with what it holds.
+        """
         import torch
 
         count, page = self.new[0].shape[2], self.caches[0].shape[2]
-        batch = torch.arange(self.before.shape[0], device=self.before.device)[:, None]
-        at = self.before[:, None].long() + torch.arange(count, device=self.before.device)[None, :]
+        device = self.before.device
+        at = self.before[:, None].long() + torch.arange(count, device=device)[None, :]
         if self.table is None:
-            slots, rows, fits = batch.expand_as(at), at.clamp(max=page - 1), at < page
+            slots = torch.arange(self.before.shape[0], device=device)[:, None].expand_as(at)
+            fits, rows = at < page, at
         else:
             width = self.table.shape[1]
-            entry = torch.gather(self.table.long(), 1, (at // page).clamp(max=width - 1))
-            fits = (at < width * page) & (entry >= 0) & (entry < self.caches[0].shape[0])
-            slots, rows = torch.where(fits, entry, torch.zeros_like(entry)), at % page
+            slots = torch.gather(self.table.long(), 1, (at // page).clamp(max=width - 1))
+            fits = (at < width * page) & (slots >= 0) & (slots < self.caches[0].shape[0])
+            rows = at % page
+        fits, slots, rows = fits.flatten(), slots.flatten(), rows.flatten()
+        some, first = fits.any(), fits.int().argmax()
+        source = torch.where(fits, torch.arange(fits.numel(), device=device), first)
+        zero = torch.zeros_like(source)
+        slots, rows = (torch.where(some, x[source], zero) for x in (slots, rows))
         for cache, x in zip(self.caches, self.new, strict=True):
-            present = cache[slots, :, rows]  # [B, L, Hkv, D]
-            cache[slots, :, rows] = torch.where(fits[..., None, None], x.transpose(1, 2), present)
+            tokens = x.transpose(1, 2).flatten(0, 1)[source]  # [B * L, Hkv, D]
+            cache[slots, :, rows] = torch.where(some, tokens, cache[slots, :, rows])
 
 
 def plan(
@@ -117,9 +127,13 @@ def plan(
     return Append(caches, new, lengths, _after(lengths, count, capacity), table)
 
 
+def _on_host(x: Any) -> bool:
+    return device_type(x) == "cpu"
+
+
 def _after(lengths: Any, count: int, capacity: int) -> Any:
     """Valid tokens after the append; on a device, where nobody waits for them, never past the capacity."""
-    if is_torch(lengths) and lengths.device.type != "cpu":
+    if not _on_host(lengths):
         return (lengths + count).clamp(max=capacity)
     need = max(lengths.tolist(), default=0) + count
     if need > capacity:
