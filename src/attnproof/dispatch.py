@@ -112,7 +112,9 @@ def backward(
     dlse: Any,
     needs: Needs,
 ) -> Grads:
-    """Run a backend's backward on arrays of either kind."""
+    """Run a backend's backward on arrays of either kind; a cache has none, being written in place."""
+    if problem.rows in ("cached", "paged"):
+        raise Unsupported(backend.name, "no gradient through a cache written in place; use attention()")
     given = _to_kind(backend, Tensors(out, lse, dout, dlse))
     grads = backend.backward(problem, _to_kind(backend, tensors), *given[:4], needs)
     dtypes = (*(problem.dtype,) * 3, problem.bias_dtype, *(problem.lse_dtype,) * 2)

@@ -292,7 +292,7 @@ def _finish(tensors: Tensors, sizes: _Sizes, options: Options) -> Bound:
         has_alibi=tensors.alibi_slopes is not None,
         has_sink=tensors.sink is not None,
         dropout_p=dropout_p,
-        deterministic=bool(options.deterministic),
+        deterministic=checks.deterministic(options.deterministic, q),
     )
     return Bound(problem, tensors)
 

@@ -86,13 +86,15 @@ class Head:
 
     def load_rows(self, x: Array, rows: tuple[int, int]) -> Array:
         """A query-side tile [rows, width], widened."""
-        tile = self.seq.queries(x)[self.h, slice(*rows)]
-        return widen(tile, self.problem.dtype, compute_dtype(self.problem.dtype))
+        return self._load(self.seq.queries(x)[self.h, slice(*rows)])
 
     def load_keys(self, x: Array, cols: tuple[int, int]) -> Array:
         """A key-side tile [cols, width], widened."""
-        tile = self.seq.keys(x, self.h // self.problem.G, *cols)
-        return widen(tile, self.problem.dtype, compute_dtype(self.problem.dtype))
+        return self._load(self.seq.keys(x, self.h // self.problem.G, *cols))
+
+    def _load(self, tile: Array) -> Array:
+        """Contiguous, because BLAS sums in another order for other strides: a view must not change a bit."""
+        return np.ascontiguousarray(widen(tile, self.problem.dtype, compute_dtype(self.problem.dtype)))
 
     def logits(
         self, scaled_q: Array, k: Array, rows: tuple[int, int], cols: tuple[int, int], edge: bool
