@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -105,10 +106,17 @@ def backward(problem: Problem, needs: Any, seed: Any, q: Any, **arrays: Any) -> 
         raise ShapeError(expected("seed", "the (seed, offset) of the forward call, which drew its own", None))
     wanted = frozenset((needs,) if isinstance(needs, str) else needs)
     if not wanted <= GRADIENTS:
-        raise ShapeError(expected("needs", f"names out of {', '.join(sorted(GRADIENTS))}", sorted(wanted - GRADIENTS)))
+        raise ShapeError(
+            expected("needs", f"names out of {', '.join(sorted(GRADIENTS))}", sorted(wanted - GRADIENTS))
+        )
     B, H, M, Dv = problem.out_shape
     out = ((B, M, H, Dv) if problem.layout == "bmhd" else (B, H, M, Dv)), problem.dtype
-    wanted_of = {"out": out, "dout": out, "lse": ((B, H, M), problem.lse_dtype), "dlse": ((B, H, M), problem.lse_dtype)}
+    wanted_of = {
+        "out": out,
+        "dout": out,
+        "lse": ((B, H, M), problem.lse_dtype),
+        "dlse": ((B, H, M), problem.lse_dtype),
+    }
     for name, x in arrays.items():
         if x is None and name == "dlse":
             continue
@@ -281,7 +289,9 @@ def cumulative(name: str, cu: Any, tokens: int, q: Any, *, given: int | None, li
 
 def _length(name: str, x: Any) -> int:
     if isinstance(x, bool) or not isinstance(x, (int, np.integer)):
-        raise DtypeError(expected(name, "a Python int (reading a tensor would wait for the device)", type(x).__name__))
+        raise DtypeError(
+            expected(name, "a Python int (reading a tensor would wait for the device)", type(x).__name__)
+        )
     if x < 0:
         raise ShapeError(expected(name, "0 or more", x))
     return int(x)
