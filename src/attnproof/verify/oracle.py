@@ -11,6 +11,8 @@ Besides each value `x` the oracle returns `Terms`, the sensitivities that the er
     scores     sum_j p_j^2 s_j^2 (v_j-o)^2 the logits are rounded too (eager kernels)
     slop       sum_j p_j (1+|s_j|) |v_j|   any error of relative size 2^-24 in the logits or the exponential
     linear     sum_j p_j |v_j|             worst case of the operand rounding
+    delta      variance that reaches a gradient through rowsum(dout * out), whose out was rounded
+    reach      worst case of the same
     floor      variance below the normal range of the dtype
 
 Shape letters: G heads of one chunk, R rows of one block, N keys, D and E the head dims.
@@ -71,6 +73,8 @@ class Terms:
     slop: Any
     linear: Any
     floor: Any
+    delta: Any
+    reach: Any
 
 
 @dataclass
@@ -125,7 +129,7 @@ class _Solver:
 
     def run(self) -> Answer:
         heads = self.B * self.H
-        names = ("value", "operand", "scores", "slop", "linear", "floor")
+        names = tuple(Terms.__dataclass_fields__)
         self.store: dict[str, dict[str, Any]] = {}
         shapes = {"out": (heads, self.M, self.E)}
         if self.grads:
@@ -293,15 +297,17 @@ class _Solver:
         xp, a, fl = self.xp, self.ask.scale, self.floor
         ds, p = parts.ds, parts.p
         small = xp.clip(xp.abs(ds), None, fl)
-        self.put("dq", at, value=a * ds @ k, operand=a * a * ((ds * ds) @ (k * k) + parts.delta[..., None] * (p @ k) ** 2),
+        self.put("dq", at, value=a * ds @ k, operand=a * a * ((ds * ds) @ (k * k)),
+                 delta=a * a * parts.delta[..., None] * (p @ k) ** 2, reach=abs(a) * parts.reach[..., None] * (p @ xp.abs(k)),
                  scores=a * a * parts.eager @ (k * k), slop=abs(a) * parts.slop @ xp.abs(k),
-                 linear=abs(a) * (xp.abs(ds) @ xp.abs(k) + parts.reach[..., None] * (p @ xp.abs(k))),
+                 linear=abs(a) * (xp.abs(ds) @ xp.abs(k)),
                  floor=fl * fl + a * a * (small * small) @ (k * k))
         dst, pt = ds.swapaxes(-1, -2), p.swapaxes(-1, -2)
         noisy = (pt * pt) * parts.delta[:, None, :]
-        self.add("dk", kv, value=a * dst @ q, operand=a * a * ((dst * dst) @ (q * q) + noisy @ (q * q)),
+        self.add("dk", kv, value=a * dst @ q, operand=a * a * ((dst * dst) @ (q * q)),
+                 delta=a * a * (noisy @ (q * q)), reach=abs(a) * ((pt * parts.reach[:, None, :]) @ xp.abs(q)),
                  scores=a * a * parts.eager.swapaxes(-1, -2) @ (q * q), slop=abs(a) * parts.slop.swapaxes(-1, -2) @ xp.abs(q),
-                 linear=abs(a) * ((xp.abs(dst) + pt * parts.reach[:, None, :]) @ xp.abs(q)),
+                 linear=abs(a) * (xp.abs(dst) @ xp.abs(q)),
                  floor=fl * fl + a * a * (small * small).swapaxes(-1, -2) @ (q * q))
         wt = kept.swapaxes(-1, -2)
         tiny = xp.clip(wt, None, fl)
@@ -335,10 +341,10 @@ class _Solver:
             mean = (parts.p * distance).sum(-1)
             terms = {
                 "value": (parts.ds * distance).sum((-1, -2)),
-                "operand": (parts.delta * mean * mean).sum(-1),
+                "delta": (parts.delta * mean * mean).sum(-1),
                 "scores": (parts.eager * distance**2).sum((-1, -2)),
                 "slop": (parts.slop * xp.abs(distance)).sum((-1, -2)),
-                "linear": (parts.reach * xp.abs(mean)).sum(-1),
+                "reach": (parts.reach * xp.abs(mean)).sum(-1),
             }
             for term, value in terms.items():
                 self.store["dslopes"][term][block.batch, block.head] += value
@@ -348,12 +354,13 @@ class _Solver:
         target = self.store["dbias"]
         terms = {
             "value": parts.ds,
-            "operand": parts.p**2 * parts.delta[..., None],
+            "delta": parts.p**2 * parts.delta[..., None],
             "scores": parts.eager,
             "slop": parts.slop,
-            "linear": parts.p * parts.reach[..., None],
+            "reach": parts.p * parts.reach[..., None],
         }
         rows = block.rows if shape[2] > 1 else slice(0, 1)
+        target["floor"][...] = self.floor**2
         for term, value in terms.items():
             if shape[3] == 1:
                 value = value.sum(-1)[..., None]
@@ -370,9 +377,9 @@ class _Solver:
         xp = self.xp
         sink = self.ask.sink[block.head][:, None]
         share = xp.exp(xp.where(xp.isneginf(lse), -np.inf, sink - lse))
-        terms = {"value": -(share * delta).sum(-1), "operand": (share**2 * noise).sum(-1),
+        terms = {"value": -(share * delta).sum(-1), "delta": (share**2 * noise).sum(-1),
                  "slop": (share * (1 + xp.abs(lse) + xp.abs(sink)) * (xp.abs(delta) + reach)).sum(-1),
-                 "linear": (share * reach).sum(-1)}
+                 "reach": (share * reach).sum(-1)}
         for index in range(len(block.head)):
             h = int(block.head[index])
             for term, value in terms.items():
