@@ -78,7 +78,7 @@ class _Kernel:
         j = np.arange(case.N)[None, keys]
         centre = i + case.N - case.M
         if ins.slopes is not None:
-            s = self.logit(s - ins.slopes[h].astype(self.work) * np.abs(centre - j).astype(self.work))
+            s = self.logit(s - ins.slopes[b, h].astype(self.work) * np.abs(centre - j).astype(self.work))
         if ins.bias is not None:
             full = np.broadcast_to(ins.bias.values(), (case.B, case.H, case.M, case.N))
             s = self.logit(s + full[b, h, rows, keys].astype(self.work))
@@ -199,6 +199,6 @@ def serves(control: Control, case: Case) -> str | None:
     """Why a control does not take a case, or None."""
     if case.rows != "dense":
         return "controls take dense rows only"
-    if control.kind == "eager" and case.dtype == "float16" and case.generator in ("large_v", "large_all", "abyss"):
+    if control.kind == "eager" and case.dtype == "float16" and case.generator in ("large_v", "large_all", "abyss", "fp16_range"):
         return "float16 logits or gradients overflow, as they do in any eager kernel"
     return None

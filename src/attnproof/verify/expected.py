@@ -43,7 +43,7 @@ def options(inputs: Inputs) -> dict[str, Any]:
         "left": left,
         "right": right,
         "top_left": case.causal and case.align == "top_left",
-        "slopes": None if slopes is None else np.broadcast_to(slopes.astype(np.float64), (case.B, case.H)),
+        "slopes": None if slopes is None else slopes.astype(np.float64),
         "sink": inputs.sink,
         "softcap": case.softcap,
         "dropout_p": case.dropout_p,
@@ -63,7 +63,7 @@ def expected(inputs: Inputs) -> Answer:
     """The oracle's answer for any case."""
     if inputs.case.rows == "dense":
         return solve(question(inputs))
-    return join([solve(part) for part in sequences(inputs)], packed=inputs.case.rows == "packed")
+    return join([solve(part) for part in sequences(inputs)], inputs)
 
 
 def control(inputs: Inputs) -> Answer:
@@ -71,7 +71,7 @@ def control(inputs: Inputs) -> Answer:
     asked = question(inputs) if inputs.case.rows == "dense" else None
     parts = [asked] if asked is not None else sequences(inputs)
     solved = [solve(_single(part)) for part in parts]
-    return solved[0] if asked is not None else join(solved, packed=inputs.case.rows == "packed")
+    return solved[0] if asked is not None else join(solved, inputs)
 
 
 def _single(asked: Question) -> Question:
@@ -94,24 +94,33 @@ def sequences(inputs: Inputs) -> list[Question]:
     return parts
 
 
-def join(answers: list[Answer], packed: bool) -> Answer:
+def join(answers: list[Answer], inputs: Inputs) -> Answer:
     """Answers of the sequences as one: along the tokens when packed, along the batch otherwise."""
+    packed = inputs.case.rows == "packed"
     tensors: dict[str, Terms] = {}
     for name in answers[0].tensors:
         columns: dict[str, Array] = {}
         for term in Terms.__dataclass_fields__:
             arrays = [getattr(answer.tensors[name], term) for answer in answers]
-            if name in ("dsink",):
+            if name == "dsink":
                 columns[term] = np.sum(arrays, axis=0)
             elif packed and name != "dslopes":
-                columns[term] = np.concatenate([array[0].swapaxes(0, 1) for array in arrays])
+                columns[term] = _tokens([array[0].swapaxes(0, 1) for array in arrays], inputs, 0.0)
             else:
                 columns[term] = np.concatenate(arrays)
         tensors[name] = Terms(**columns)
+    condition = max(answer.condition for answer in answers)
     rows = {name: [getattr(answer, name) for answer in answers] for name in ("lse", "lse_slop", "dead")}
-    if packed:
-        joined = {name: np.concatenate([array[0] for array in arrays], axis=-1) for name, arrays in rows.items()}
-        dead = joined["dead"].T  # the rows of out are tokens first
-        return Answer(tensors, joined["lse"], joined["lse_slop"], dead, None, max(a.condition for a in answers))
-    joined = {name: np.concatenate(arrays) for name, arrays in rows.items()}
-    return Answer(tensors, joined["lse"], joined["lse_slop"], joined["dead"], None, max(a.condition for a in answers))
+    if not packed:
+        joined = {name: np.concatenate(arrays) for name, arrays in rows.items()}
+        return Answer(tensors, **joined, condition=condition)
+    fill = {"lse": -np.inf, "lse_slop": 1.0, "dead": True}
+    joined = {name: _tokens([array[0].T for array in arrays], inputs, fill[name]) for name, arrays in rows.items()}
+    # the rows of out are tokens first, those of lse are heads first
+    return Answer(tensors, joined["lse"].T, joined["lse_slop"].T, joined["dead"], condition=condition)
+
+
+def _tokens(parts: list[Array], inputs: Inputs, loose: Any) -> Array:
+    """Sequences one behind the other, and what belongs in the tokens past the last one."""
+    tail = np.full((inputs.extra["loose"], *parts[0].shape[1:]), loose, parts[0].dtype)
+    return np.concatenate([*parts, tail])

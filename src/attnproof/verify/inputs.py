@@ -144,7 +144,8 @@ def score_inputs(case: Case, rng: np.random.Generator, row_shape: tuple[int, ...
         dtype = case.dtype if case.bias_dtype == "q" else case.bias_dtype
         made["bias"] = place(_bias(case, rng, shape), dtype)
     if case.alibi:
-        made["slopes"] = (2.0 ** -np.linspace(1, 6, max(case.H, 1))).astype(np.float32)
+        per_head = (2.0 ** -np.linspace(1, 6, max(case.H, 1))).astype(np.float32)
+        made["slopes"] = np.tile(per_head, (case.B, 1))
     if case.sink:
         made["sink"] = rng.normal(1.0, 1.0, case.H).astype(np.float32).astype(np.float64)
     if case.dlse:

@@ -1,0 +1,2 @@
+"""placeholder"""
+def diagnose(*args): return ""
