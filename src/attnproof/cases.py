@@ -17,7 +17,9 @@ EVERY = ("float16", "bfloat16", "float32", "float64")
 UNBOUNDED = -1
 
 # generators whose roundings are independent enough for the statistical gates; the others get the hard bound only
-RANDOM = frozenset({"normal", "uniform", "peaked4", "large_v", "common_k", "heavy_tail", "last_channels", "sink_token"})
+RANDOM = frozenset(
+    {"normal", "uniform", "peaked4", "large_v", "common_k", "heavy_tail", "last_channels", "sink_token"}
+)
 GAUSSIAN = frozenset({"normal"})
 
 
@@ -127,7 +129,9 @@ def _grow(case: Case, dtypes: Iterable[str]) -> list[Case]:
     return [replace(case, dtype=dtype) for dtype in dtypes]
 
 
-def _dense(name: str, group: str, M: int, N: int, dtypes: tuple[str, ...] = LOW, **options: object) -> list[Case]:
+def _dense(
+    name: str, group: str, M: int, N: int, dtypes: tuple[str, ...] = LOW, **options: object
+) -> list[Case]:
     options.setdefault("Dv", options.get("D", 64))
     options.setdefault("Hkv", options.get("H", 4))
     return _grow(Case(name=name, group=group, M=M, N=N, **options), dtypes)  # type: ignore[arg-type]
@@ -160,35 +164,79 @@ def _boundary() -> list[Case]:
 
 
 def _alignment() -> list[Case]:
-    pool = _dense("top-left-100x160", "alignment", 100, 160, HALF_AND_SINGLE, causal=True, align="top_left", backward=True)
-    pool += _dense("top-left-160x100", "alignment", 160, 100, LOW, causal=True, align="top_left", backward=True)
+    pool = _dense(
+        "top-left-100x160",
+        "alignment",
+        100,
+        160,
+        HALF_AND_SINGLE,
+        causal=True,
+        align="top_left",
+        backward=True,
+    )
+    pool += _dense(
+        "top-left-160x100", "alignment", 160, 100, LOW, causal=True, align="top_left", backward=True
+    )
     pool += _dense("bottom-right-100x160", "alignment", 100, 160, HALF_AND_SINGLE, causal=True, backward=True)
     return pool
 
 
 def _documents() -> list[Case]:
     """The inputs that the source documents name: all equal, large mixed signs, random mask."""
-    pool = _dense("equal-300", "equal", 300, 300, HALF_AND_SINGLE, generator="equal", diagnostic=True, backward=True)
-    pool += _dense("large-v-200x330", "large mixed", 200, 330, HALF_AND_SINGLE, generator="large_v", H=2, backward=True)
-    pool += _dense("large-all-130x200", "large mixed", 130, 200, HALF_AND_SINGLE, generator="large_all", diagnostic=True)
+    pool = _dense(
+        "equal-300", "equal", 300, 300, HALF_AND_SINGLE, generator="equal", diagnostic=True, backward=True
+    )
+    pool += _dense(
+        "large-v-200x330", "large mixed", 200, 330, HALF_AND_SINGLE, generator="large_v", H=2, backward=True
+    )
+    pool += _dense(
+        "large-all-130x200", "large mixed", 130, 200, HALF_AND_SINGLE, generator="large_all", diagnostic=True
+    )
     pool += _dense("random-mask-130x200", "mask", 130, 200, EVERY, keep="random", backward=True)
     return pool
 
 
 def _masks() -> list[Case]:
-    pool = _dense("mask-dead-rows", "dead rows", 130, 200, HALF_AND_SINGLE, keep="dead_rows", keep_axes="BHMN", backward=True)
+    pool = _dense(
+        "mask-dead-rows",
+        "dead rows",
+        130,
+        200,
+        HALF_AND_SINGLE,
+        keep="dead_rows",
+        keep_axes="BHMN",
+        backward=True,
+    )
     pool += _dense("mask-single-key", "mask", 100, 170, LOW, keep="single", keep_axes="1HMN")
     pool += _dense("mask-block-sparse", "mask", 260, 330, LOW, keep="blocks", backward=True, H=2)
     pool += _dense("mask-late-keys", "mask", 130, 300, HALF_AND_SINGLE, keep="late", H=2)
-    pool += _dense("mask-padding", "mask", 96, 140, LOW, B=3, H=2, keep="padding", keep_axes="B11N", backward=True)
-    pool += _dense("mask-and-causal", "mask", 120, 160, HALF_AND_SINGLE, keep="random", causal=True, backward=True)
-    pool += _dense("mask-none-kept", "dead rows", 70, 90, HALF_AND_SINGLE, keep="none", diagnostic=True, backward=True)
-    pool += _dense("abyss-late", "adversarial", 100, 300, HALF_AND_SINGLE, generator="abyss", keep="late", H=2)
+    pool += _dense(
+        "mask-padding", "mask", 96, 140, LOW, B=3, H=2, keep="padding", keep_axes="B11N", backward=True
+    )
+    pool += _dense(
+        "mask-and-causal", "mask", 120, 160, HALF_AND_SINGLE, keep="random", causal=True, backward=True
+    )
+    pool += _dense(
+        "mask-none-kept", "dead rows", 70, 90, HALF_AND_SINGLE, keep="none", diagnostic=True, backward=True
+    )
+    pool += _dense(
+        "abyss-late", "adversarial", 100, 300, HALF_AND_SINGLE, generator="abyss", keep="late", H=2
+    )
     return pool
 
 
 def _windows() -> list[Case]:
-    pool = _dense("window-causal-40", "window", 300, 300, HALF_AND_SINGLE, causal=True, window=(39, 0), H=2, backward=True)
+    pool = _dense(
+        "window-causal-40",
+        "window",
+        300,
+        300,
+        HALF_AND_SINGLE,
+        causal=True,
+        window=(39, 0),
+        H=2,
+        backward=True,
+    )
     pool += _dense("window-both", "window", 200, 260, LOW, window=(30, 17), H=2, backward=True)
     pool += _dense("window-left-only", "window", 150, 210, LOW, window=(25, UNBOUNDED), H=2)
     pool += _dense("window-wide-causal", "window", 150, 150, LOW, causal=True, window=(500, 500), H=2)
@@ -198,29 +246,75 @@ def _windows() -> list[Case]:
 
 
 def _scores() -> list[Case]:
-    pool = _dense("softcap", "scores", 140, 190, HALF_AND_SINGLE, softcap=3.0, generator="peaked4", H=2, backward=True)
+    pool = _dense(
+        "softcap", "scores", 140, 190, HALF_AND_SINGLE, softcap=3.0, generator="peaked4", H=2, backward=True
+    )
     pool += _dense("alibi", "scores", 150, 220, HALF_AND_SINGLE, alibi=True, backward=True)
     pool += _dense("alibi-causal", "scores", 180, 180, LOW, alibi=True, causal=True, backward=True)
     pool += _dense("sink", "scores", 120, 170, HALF_AND_SINGLE, sink=True, backward=True)
     pool += _dense("sink-causal-dead", "scores", 150, 90, LOW, sink=True, causal=True, backward=True)
     pool += _dense("scale-one", "scores", 100, 130, LOW, scale=1.0, D=16, H=2, backward=True)
     pool += _dense("scale-negative", "scores", 100, 130, LOW, scale=-0.2, H=2, backward=True)
-    pool += _dense("scale-negative-causal", "scores", 130, 130, HALF_AND_SINGLE, scale=-0.2, causal=True, H=2, backward=True)
+    pool += _dense(
+        "scale-negative-causal",
+        "scores",
+        130,
+        130,
+        HALF_AND_SINGLE,
+        scale=-0.2,
+        causal=True,
+        H=2,
+        backward=True,
+    )
     pool += _dense("scale-zero", "scores", 100, 130, LOW, scale=0.0, H=2)
-    pool += _dense("everything", "scores", 130, 200, EVERY, softcap=5.0, alibi=True, bias="normal", keep="random",
-                   causal=True, window=(90, UNBOUNDED), sink=True, Hkv=2, Dv=48, backward=True, dlse=True)
-    pool += _dense("lse-gradient", "scores", 120, 150, HALF_AND_SINGLE, dlse=True, causal=True, Hkv=2, backward=True)
+    pool += _dense(
+        "everything",
+        "scores",
+        130,
+        200,
+        EVERY,
+        softcap=5.0,
+        alibi=True,
+        bias="normal",
+        keep="random",
+        causal=True,
+        window=(90, UNBOUNDED),
+        sink=True,
+        Hkv=2,
+        Dv=48,
+        backward=True,
+        dlse=True,
+    )
+    pool += _dense(
+        "lse-gradient", "scores", 120, 150, HALF_AND_SINGLE, dlse=True, causal=True, Hkv=2, backward=True
+    )
     return pool
 
 
 def _biases() -> list[Case]:
     pool = _dense("bias", "bias", 130, 200, HALF_AND_SINGLE, bias="normal", backward=True)
-    pool += _dense("bias-fp32", "bias", 100, 140, LOW, bias="normal", bias_axes="11MN", bias_dtype="float32", backward=True)
-    pool += _dense("bias-per-key", "bias", 100, 143, LOW, bias="normal", bias_axes="B11N", B=2, H=2, backward=True)
-    pool += _dense("bias-heads", "bias", 90, 77, LOW, bias="normal", bias_axes="1HMN", B=2, H=2, backward=True)
+    pool += _dense(
+        "bias-fp32",
+        "bias",
+        100,
+        140,
+        LOW,
+        bias="normal",
+        bias_axes="11MN",
+        bias_dtype="float32",
+        backward=True,
+    )
+    pool += _dense(
+        "bias-per-key", "bias", 100, 143, LOW, bias="normal", bias_axes="B11N", B=2, H=2, backward=True
+    )
+    pool += _dense(
+        "bias-heads", "bias", 90, 77, LOW, bias="normal", bias_axes="1HMN", B=2, H=2, backward=True
+    )
     pool += _dense("bias-inf-mix", "bias", 130, 200, HALF_AND_SINGLE, bias="inf_mix", H=2, backward=True)
     pool += _dense("bias-minimum-row", "bias", 40, 70, ("float32",), bias="minimum_row", H=2, diagnostic=True)
-    pool += _dense("bias-causal", "bias", 140, 140, LOW, bias="normal", bias_axes="11MN", causal=True, H=2, backward=True)
+    pool += _dense(
+        "bias-causal", "bias", 140, 140, LOW, bias="normal", bias_axes="11MN", causal=True, H=2, backward=True
+    )
     return pool
 
 
@@ -243,17 +337,54 @@ def _heads() -> list[Case]:
 
 def _adversarial() -> list[Case]:
     pool: list[Case] = []
-    generators = ("peaked4", "peaked30", "rising", "falling", "negative", "deep_negative", "common_k", "needle",
-                  "offset_v", "heavy_tail", "sink_token", "minus_zero", "count")
+    generators = (
+        "peaked4",
+        "peaked30",
+        "rising",
+        "falling",
+        "negative",
+        "deep_negative",
+        "common_k",
+        "needle",
+        "offset_v",
+        "heavy_tail",
+        "sink_token",
+        "minus_zero",
+        "count",
+    )
     for generator in generators:
         weak = generator in ("count", "minus_zero")
         name = generator.replace("_", "-")
-        pool += _dense(f"{name}-150x330", "adversarial", 150, 330, HALF_AND_SINGLE, generator=generator, Hkv=2,
-                       diagnostic=weak)
-        pool += _dense(f"{name}-70x1100", "adversarial", 70, 1100, LOW, generator=generator, H=2, Hkv=1, diagnostic=weak)
-    pool += _dense("rising-causal", "adversarial", 300, 300, LOW, generator="rising", causal=True, H=2, backward=True)
-    pool += _dense("peaked4-causal", "adversarial", 200, 200, HALF_AND_SINGLE, generator="peaked4", causal=True, H=2, backward=True)
-    pool += _dense("subnormal", "adversarial", 100, 150, ("float16",), generator="subnormal", H=2, diagnostic=True)
+        pool += _dense(
+            f"{name}-150x330",
+            "adversarial",
+            150,
+            330,
+            HALF_AND_SINGLE,
+            generator=generator,
+            Hkv=2,
+            diagnostic=weak,
+        )
+        pool += _dense(
+            f"{name}-70x1100", "adversarial", 70, 1100, LOW, generator=generator, H=2, Hkv=1, diagnostic=weak
+        )
+    pool += _dense(
+        "rising-causal", "adversarial", 300, 300, LOW, generator="rising", causal=True, H=2, backward=True
+    )
+    pool += _dense(
+        "peaked4-causal",
+        "adversarial",
+        200,
+        200,
+        HALF_AND_SINGLE,
+        generator="peaked4",
+        causal=True,
+        H=2,
+        backward=True,
+    )
+    pool += _dense(
+        "subnormal", "adversarial", 100, 150, ("float16",), generator="subnormal", H=2, diagnostic=True
+    )
     pool += _dense("fp16-range", "adversarial", 60, 90, LOW, generator="fp16_range", H=2)
     pool += _dense("huge-equal", "equal", 8, 8, ("bfloat16",), generator="huge_equal", H=1, diagnostic=True)
     return pool
@@ -262,9 +393,13 @@ def _adversarial() -> list[Case]:
 def _layouts() -> list[Case]:
     pool: list[Case] = []
     for layout in ("bmhd", "offset", "strided", "transposed", "qkv", "expanded"):
-        pool += _dense(f"layout-{layout}", "layout", 70, 70, HALF_AND_SINGLE, B=2, H=3, layout=layout, backward=True)
+        pool += _dense(
+            f"layout-{layout}", "layout", 70, 70, HALF_AND_SINGLE, B=2, H=3, layout=layout, backward=True
+        )
     pool += _dense("layout-offset-causal-d40", "layout", 77, 77, LOW, layout="offset", D=40, causal=True, H=2)
-    pool += _dense("layout-far-strides", "layout", 20, 40, ("float16",), layout="far", H=2, tags=("far strides",))
+    pool += _dense(
+        "layout-far-strides", "layout", 20, 40, ("float16",), layout="far", H=2, tags=("far strides",)
+    )
     return pool
 
 
@@ -275,7 +410,14 @@ def _empty() -> list[Case]:
 
 
 def _zero(name: str, options: dict[str, object]) -> list[Case]:
-    case = Case(name=f"zero-{name}", group="zero sizes", Hkv=2, backward=True, diagnostic=name != "no-head-dim", **options)  # type: ignore[arg-type]
+    case = Case(
+        name=f"zero-{name}",
+        group="zero sizes",
+        Hkv=2,
+        backward=True,
+        diagnostic=name != "no-head-dim",
+        **options,
+    )  # type: ignore[arg-type]
     return _grow(case, ("float32", "float16"))
 
 
@@ -285,15 +427,69 @@ def _rows() -> list[Case]:
     uneven = {"lens_q": (0, 12, 8, 45), "lens_k": (25, 17, 9, 77)}
     pool = [
         Case(name="packed", H=4, Hkv=2, M=45, N=77, **uneven, **packed),  # type: ignore[arg-type]
-        Case(name="packed-causal", H=4, Hkv=1, M=130, N=130, causal=True, lens_q=(1, 65, 0, 130), lens_k=(1, 65, 3, 130), **packed),  # type: ignore[arg-type]
-        Case(name="packed-window-sink", H=2, Hkv=2, M=70, N=90, sink=True, window=(20, 0), lens_q=(7, 70, 33, 1),
-             lens_k=(9, 70, 90, 40), **packed),  # type: ignore[arg-type]
-        Case(name="packed-more-queries", H=2, Hkv=2, M=146, N=3, D=32, Dv=32, causal=True, lens_q=(76, 34, 146, 2),
-             lens_k=(1, 1, 3, 2), **packed),  # type: ignore[arg-type]
+        Case(
+            name="packed-causal",
+            H=4,
+            Hkv=1,
+            M=130,
+            N=130,
+            causal=True,
+            lens_q=(1, 65, 0, 130),
+            lens_k=(1, 65, 3, 130),
+            **packed,
+        ),  # type: ignore[arg-type]
+        Case(
+            name="packed-window-sink",
+            H=2,
+            Hkv=2,
+            M=70,
+            N=90,
+            sink=True,
+            window=(20, 0),
+            lens_q=(7, 70, 33, 1),
+            lens_k=(9, 70, 90, 40),
+            **packed,
+        ),  # type: ignore[arg-type]
+        Case(
+            name="packed-more-queries",
+            H=2,
+            Hkv=2,
+            M=146,
+            N=3,
+            D=32,
+            Dv=32,
+            causal=True,
+            lens_q=(76, 34, 146, 2),
+            lens_k=(1, 1, 3, 2),
+            **packed,
+        ),  # type: ignore[arg-type]
         Case(name="decode-one-token", H=8, Hkv=2, M=1, N=200, lens_k=(0, 64, 200), causal=True, **cached),  # type: ignore[arg-type]
-        Case(name="decode-append", H=4, Hkv=2, M=5, N=160, lens_k=(5, 68, 135), append=5, causal=True, **cached),  # type: ignore[arg-type]
-        Case(name="decode-window", H=4, Hkv=4, M=1, N=90, lens_k=(3, 40, 90), causal=True, window=(7, 0), **cached),  # type: ignore[arg-type]
-        Case(name="decode-sink-softcap", H=4, Hkv=2, M=3, N=70, lens_k=(3, 33, 70), causal=True, sink=True, softcap=4.0, **cached),  # type: ignore[arg-type]
+        Case(
+            name="decode-append", H=4, Hkv=2, M=5, N=160, lens_k=(5, 68, 135), append=5, causal=True, **cached
+        ),  # type: ignore[arg-type]
+        Case(
+            name="decode-window",
+            H=4,
+            Hkv=4,
+            M=1,
+            N=90,
+            lens_k=(3, 40, 90),
+            causal=True,
+            window=(7, 0),
+            **cached,
+        ),  # type: ignore[arg-type]
+        Case(
+            name="decode-sink-softcap",
+            H=4,
+            Hkv=2,
+            M=3,
+            N=70,
+            lens_k=(3, 33, 70),
+            causal=True,
+            sink=True,
+            softcap=4.0,
+            **cached,
+        ),  # type: ignore[arg-type]
     ]
     paged = {"rows": "paged", "group": "decode", "B": 3, "page": 16}
     pool += [
@@ -306,7 +502,9 @@ def _rows() -> list[Case]:
 def _dropout() -> list[Case]:
     pool = _dense("dropout-half", "dropout", 100, 150, HALF_AND_SINGLE, dropout_p=0.5, Hkv=2, backward=True)
     pool += _dense("dropout-causal", "dropout", 130, 130, LOW, dropout_p=0.1, causal=True, H=2, backward=True)
-    pool += _dense("dropout-all", "dropout", 20, 30, ("float32",), dropout_p=1.0, H=2, backward=True, diagnostic=True)
+    pool += _dense(
+        "dropout-all", "dropout", 20, 30, ("float32",), dropout_p=1.0, H=2, backward=True, diagnostic=True
+    )
     return pool
 
 
@@ -319,8 +517,23 @@ def _long() -> list[Case]:
 
 def pool() -> tuple[Case, ...]:
     """Every named case, in a fixed order."""
-    makers = (_normal, _boundary, _alignment, _documents, _masks, _windows, _scores, _biases, _heads, _adversarial,
-              _layouts, _empty, _rows, _dropout, _long)
+    makers = (
+        _normal,
+        _boundary,
+        _alignment,
+        _documents,
+        _masks,
+        _windows,
+        _scores,
+        _biases,
+        _heads,
+        _adversarial,
+        _layouts,
+        _empty,
+        _rows,
+        _dropout,
+        _long,
+    )
     return tuple(case for maker in makers for case in maker())
 
 

@@ -47,6 +47,7 @@ class Traits:
         layout: "bhmd" or "bmhd": the axis order that the function wants; only strides change.
         dtypes: names of the dtypes that are served, empty for all.
         deterministic: whether two calls agree bit for bit.
+        backward: why there is no gradient, empty where there is one.
         limits: called with a case, returns why it is not served, or None.
     """
 
@@ -57,6 +58,7 @@ class Traits:
     layout: str = "bhmd"
     dtypes: tuple[str, ...] = ()
     deterministic: bool = True
+    backward: str = ""
     limits: Callable[[Case], str | None] | None = None
 
 
@@ -69,7 +71,8 @@ class Candidate:
         call: runs one case and returns what came out; raises `Skip`.
         traits: what it says about itself.
         device: where the tensors are made.
-        own: one of this package's backends; a deviation of it fails the run, one of a peer is a finding.
+        own: one of this package's backends.
+        peer: only looked at: its deviations are findings and do not fail the run.
         refuse: why a case is not served, or None.
         witness: called after a run, names what really ran, or None where that cannot be told.
     """
@@ -82,6 +85,7 @@ class Candidate:
     refuse: Callable[[Case], str | None] = lambda case: None
     witness: Callable[[], str] | None = None
     source: str = ""
+    peer: bool = False
 
     @property
     def kind(self) -> Numerics:
@@ -224,7 +228,9 @@ def call_options(inputs: Inputs, arrays: Native, accepted: frozenset[str] | None
         "softcap": case.softcap or None,
         "sink": arrays.sink,
         "dropout_p": case.dropout_p or None,
-        "align": case.align if case.causal and case.M != case.N and accepted is not None and "align" in accepted else None,
+        "align": case.align
+        if case.causal and case.M != case.N and accepted is not None and "align" in accepted
+        else None,
     }
     options |= {name: value for name, value in optional.items() if value is not None}
     if case.dropout_p:
@@ -232,7 +238,9 @@ def call_options(inputs: Inputs, arrays: Native, accepted: frozenset[str] | None
     return options
 
 
-def wrap(name: str, fn: Callable[..., Any], traits: Traits, *, device: str = "cpu", own: bool = False) -> Candidate:
+def wrap(
+    name: str, fn: Callable[..., Any], traits: Traits, *, device: str = "cpu", own: bool = False
+) -> Candidate:
     """A candidate from a function of the documented form."""
     accepted = keywords(fn)
 
@@ -242,8 +250,9 @@ def wrap(name: str, fn: Callable[..., Any], traits: Traits, *, device: str = "cp
     return Candidate(name, call, traits, device, own, lambda case: refusal(case, traits, accepted))
 
 
-def run_function(fn: Callable[..., Any], traits: Traits, accepted: frozenset[str] | None, inputs: Inputs,
-                 device: str) -> Outputs:
+def run_function(
+    fn: Callable[..., Any], traits: Traits, accepted: frozenset[str] | None, inputs: Inputs, device: str
+) -> Outputs:
     """Forward, and backward by autograd or by the function's own `backward`."""
     case = inputs.case
     arrays = native(inputs, traits.arrays, device)
@@ -251,7 +260,7 @@ def run_function(fn: Callable[..., Any], traits: Traits, accepted: frozenset[str
     tensors = [part.swapaxes(1, 2) if swap else part for part in (arrays.q, arrays.k, arrays.v)]
     options = call_options(inputs, arrays, accepted)
     own_backward = getattr(fn, "backward", None)
-    autograd = case.backward and traits.arrays == "torch" and own_backward is None
+    autograd = case.backward and traits.arrays == "torch" and own_backward is None and not traits.backward
     leaves = dict(zip(("dq", "dk", "dv"), tensors, strict=True))
     if autograd:
         tensors, leaves = _as_leaves(tensors, options)
@@ -267,10 +276,13 @@ def run_function(fn: Callable[..., Any], traits: Traits, accepted: frozenset[str
         grads = own_backward(*tensors, out, lse, dout, **options)
         raw |= dict(zip(("dq", "dk", "dv"), grads, strict=False))
     elif case.backward:
-        notes = ("no backward",)
+        notes = (f"no backward: {traits.backward or 'NumPy function without one'}",)
     values = {name: to_float64(array) for name, array in raw.items()}
     if swap:
-        values = {name: value.swapaxes(1, 2) if value.ndim == 4 and name != "dbias" else value for name, value in values.items()}
+        values = {
+            name: value.swapaxes(1, 2) if value.ndim == 4 and name != "dbias" else value
+            for name, value in values.items()
+        }
     return Outputs(values, raw, notes)
 
 

@@ -145,8 +145,11 @@ class _Kernel:
 
     def backward(self, out: Array, lse: Array) -> dict[str, Array]:
         case, ins = self.case, self.inputs
-        grads = {"dq": np.zeros(self.q.shape, self.work), "dk": np.zeros(self.k.shape, self.work),
-                 "dv": np.zeros(self.v.shape, self.work)}
+        grads = {
+            "dq": np.zeros(self.q.shape, self.work),
+            "dk": np.zeros(self.k.shape, self.work),
+            "dv": np.zeros(self.v.shape, self.work),
+        }
         extra: dict[str, Array] = {}
         if ins.sink is not None:
             extra["dsink"] = np.zeros(case.H, self.work)
@@ -164,8 +167,9 @@ class _Kernel:
             extra["dbias"] = rounded(extra["dbias"].sum(axes, keepdims=True), ins.bias.dtype)
         return result | {name: value.astype(np.float64) for name, value in extra.items()}
 
-    def head_backward(self, b: int, h: int, out: Array, lse: Array, grads: dict[str, Array],
-                      extra: dict[str, Array]) -> None:
+    def head_backward(
+        self, b: int, h: int, out: Array, lse: Array, grads: dict[str, Array], extra: dict[str, Array]
+    ) -> None:
         case, ins, g = self.case, self.inputs, h // self.group
         delta = (out[b, h] * self.dout[b, h]).sum(-1)
         if ins.dlse is not None:
@@ -199,6 +203,10 @@ def serves(control: Control, case: Case) -> str | None:
     """Why a control does not take a case, or None."""
     if case.rows != "dense":
         return "controls take dense rows only"
-    if control.kind == "eager" and case.dtype == "float16" and case.generator in ("large_v", "large_all", "abyss", "fp16_range"):
+    if (
+        control.kind == "eager"
+        and case.dtype == "float16"
+        and case.generator in ("large_v", "large_all", "abyss", "fp16_range")
+    ):
         return "float16 logits or gradients overflow, as they do in any eager kernel"
     return None

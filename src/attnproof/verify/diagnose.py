@@ -1,2 +1,5 @@
 """placeholder"""
-def diagnose(*args): return ""
+
+
+def diagnose(*args):
+    return ""

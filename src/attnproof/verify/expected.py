@@ -77,7 +77,9 @@ def control(inputs: Inputs) -> Answer:
 def _single(asked: Question) -> Question:
     names = ("q", "k", "v", "bias", "slopes", "sink", "dout", "dlse")
     values = {name: getattr(asked, name) for name in names}
-    return replace(asked, **{name: None if value is None else value.astype(np.float32) for name, value in values.items()})
+    return replace(
+        asked, **{name: None if value is None else value.astype(np.float32) for name, value in values.items()}
+    )
 
 
 def sequences(inputs: Inputs) -> list[Question]:
@@ -87,10 +89,18 @@ def sequences(inputs: Inputs) -> list[Question]:
     slopes = shared.pop("slopes")
     parts: list[Question] = []
     for index, (q, k, v, dout, dlse) in enumerate(inputs.extra["sequences"]):
-        parts.append(Question(q=q[None], k=k[None], v=v[None], sequence=index,
-                              slopes=None if slopes is None else slopes[index : index + 1],
-                              dout=dout[None] if case.backward else None,
-                              dlse=None if dlse is None or not case.backward else dlse[None], **shared))
+        parts.append(
+            Question(
+                q=q[None],
+                k=k[None],
+                v=v[None],
+                sequence=index,
+                slopes=None if slopes is None else slopes[index : index + 1],
+                dout=dout[None] if case.backward else None,
+                dlse=None if dlse is None or not case.backward else dlse[None],
+                **shared,
+            )
+        )
     return parts
 
 
@@ -115,7 +125,9 @@ def join(answers: list[Answer], inputs: Inputs) -> Answer:
         joined = {name: np.concatenate(arrays) for name, arrays in rows.items()}
         return Answer(tensors, **joined, condition=condition)
     fill = {"lse": -np.inf, "lse_slop": 1.0, "dead": True}
-    joined = {name: _tokens([array[0].T for array in arrays], inputs, fill[name]) for name, arrays in rows.items()}
+    joined = {
+        name: _tokens([array[0].T for array in arrays], inputs, fill[name]) for name, arrays in rows.items()
+    }
     # the rows of out are tokens first, those of lse are heads first
     return Answer(tensors, joined["lse"].T, joined["lse_slop"].T, joined["dead"], condition=condition)
 

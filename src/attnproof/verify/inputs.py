@@ -82,11 +82,15 @@ def place(values: Array, dtype: str, layout: str = "bhmd") -> Placed:
     """Lay float64 values `[B,H,M,D]` (or any shape, for the plain layouts) out in a poisoned buffer."""
     shape = values.shape
     strides, offset = _strides(shape, layout)
-    reach = sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True)) if prod(shape) else 0
+    reach = (
+        sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True)) if prod(shape) else 0
+    )
     storage = encode(values, dtype)
     total = reach + 1 + offset + GUARD
     buffer = np.empty(total, storage.dtype)
-    if layout != "far":  # the far layout lives on pages that nobody touches: filling them would commit gigabytes
+    if (
+        layout != "far"
+    ):  # the far layout lives on pages that nobody touches: filling them would commit gigabytes
         buffer.fill(poison_bits(dtype))
     placed = Placed(buffer, shape, strides, offset, dtype)
     if prod(shape):
@@ -123,7 +127,8 @@ def _dense(case: Case, seed: int, rng: np.random.Generator) -> Inputs:
     k = np.broadcast_to(k, (case.B, case.Hkv, case.N, case.D))
     v = np.broadcast_to(v, (case.B, case.Hkv, case.N, case.Dv))
     return Inputs(
-        case, seed,
+        case,
+        seed,
         q=place(q, case.dtype, case.layout),
         k=place(k, case.dtype, case.layout),
         v=place(v, case.dtype, case.layout),
@@ -170,6 +175,7 @@ def _bias(case: Case, rng: np.random.Generator, shape: tuple[int, ...]) -> Array
 
 
 # masks: True means "may attend" -------------------------------------------------------------------------------------
+
 
 def _keep_random(rng: np.random.Generator, shape: tuple[int, ...]) -> Array:
     keep = rng.random(shape) < 0.5

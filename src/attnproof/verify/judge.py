@@ -95,8 +95,13 @@ class Setting:
     only_invariants: bool = False
 
 
-def judge(outputs: dict[str, Array], answer: Answer, setting: Setting, control: Answer | None = None,
-          stored: dict[str, str] | None = None) -> list[TensorReport]:
+def judge(
+    outputs: dict[str, Array],
+    answer: Answer,
+    setting: Setting,
+    control: Answer | None = None,
+    stored: dict[str, str] | None = None,
+) -> list[TensorReport]:
     """Reports for each tensor that the candidate returned; `stored` names dtypes that differ from that of q."""
     reports: list[TensorReport] = []
     for name, terms in answer.tensors.items():
@@ -110,8 +115,9 @@ def judge(outputs: dict[str, Array], answer: Answer, setting: Setting, control: 
     return reports
 
 
-def judge_tensor(name: str, got: Array, terms: Terms, answer: Answer, setting: Setting, control: Terms | None,
-                 stored: str) -> TensorReport:
+def judge_tensor(
+    name: str, got: Array, terms: Terms, answer: Answer, setting: Setting, control: Terms | None, stored: str
+) -> TensorReport:
     """One tensor against its terms."""
     reference = np.asarray(terms.value)
     if got.shape != reference.shape:
@@ -125,7 +131,9 @@ def judge_tensor(name: str, got: Array, terms: Terms, answer: Answer, setting: S
     size = float(np.sqrt(np.mean(reference[scorable] ** 2))) if scorable.any() else 0.0
     report = _summary(name, error, size, int(lost.sum()))
     report.failing = lost.copy()
-    report.checks.append(Check("non-finite", float(lost.sum()), 0.0, "finite exactly where the exact answer is"))
+    report.checks.append(
+        Check("non-finite", float(lost.sum()), 0.0, "finite exactly where the exact answer is")
+    )
     report.checks.append(_exact_zeros(name, got, terms, answer, report))
     if setting.only_invariants:
         report.checks.append(_in_hull(name, got, answer, setting))
@@ -189,7 +197,9 @@ def _ratio(error: Array, bound: Array) -> Array:
         return np.where(error == 0, 0.0, error / bound)
 
 
-def _hard(report: TensorReport, got: Array, reference: Array, error: Array, bound: Array, used: Array) -> None:
+def _hard(
+    report: TensorReport, got: Array, reference: Array, error: Array, bound: Array, used: Array
+) -> None:
     report.bound_used = float(np.max(used))
     if report.failing is not None:
         report.failing |= used > 1
@@ -203,8 +213,15 @@ def _hard(report: TensorReport, got: Array, reference: Array, error: Array, boun
     report.checks.append(Check("hard bound", report.bound_used, 1.0, why))
 
 
-def _statistics(report: TensorReport, error: Array, terms: Terms, setting: Setting, stored: str,
-                control: Terms | None, valid: Array) -> None:
+def _statistics(
+    report: TensorReport,
+    error: Array,
+    terms: Terms,
+    setting: Setting,
+    stored: str,
+    control: Terms | None,
+    valid: Array,
+) -> None:
     if setting.dtype in ("float32", "float64"):
         _single(report, error, terms, setting, control)
         return
@@ -237,13 +254,19 @@ def _row_check(report: TensorReport, z: Array, alive: Array, kind: Numerics) -> 
     limit = row_limits(kind, report.tensor, counts)
     excess = np.where(counts >= 8, rows / limit, 0.0)
     worst = np.unravel_index(int(np.argmax(excess)), excess.shape)
-    report.checks.append(Check("row z", float(rows[worst]) if excess[worst] else 0.0, float(limit[worst]), "the worst single row"))
+    report.checks.append(
+        Check(
+            "row z", float(rows[worst]) if excess[worst] else 0.0, float(limit[worst]), "the worst single row"
+        )
+    )
     if report.failing is not None:
         over = excess > 1
         report.failing |= over[..., None] & (np.abs(z) > limit[..., None])
 
 
-def _single(report: TensorReport, error: Array, terms: Terms, setting: Setting, control: Terms | None) -> None:
+def _single(
+    report: TensorReport, error: Array, terms: Terms, setting: Setting, control: Terms | None
+) -> None:
     """fp32 and fp64: root mean square against the logits' noise and against a plain evaluation."""
     unit = DTYPES[setting.dtype].unit
     allowed = SINGLE_SLOP * unit * float(np.sqrt(np.mean(np.asarray(terms.slop) ** 2)))
@@ -257,7 +280,9 @@ def _single(report: TensorReport, error: Array, terms: Terms, setting: Setting, 
     value = np.asarray(terms.value)
     plain = float(np.sqrt(np.mean((np.asarray(control.value, np.float64) - value) ** 2)))
     limit = SINGLE_CONTROL * plain + unit * float(np.sqrt(np.mean(value**2))) + floor
-    report.checks.append(Check("rms/eager", report.rms, limit, "at most 4 x the error of a plain fp32 evaluation"))
+    report.checks.append(
+        Check("rms/eager", report.rms, limit, "at most 4 x the error of a plain fp32 evaluation")
+    )
 
 
 def judge_lse(got: Array, answer: Answer, setting: Setting) -> TensorReport:
@@ -283,7 +308,9 @@ def judge_lse(got: Array, answer: Answer, setting: Setting) -> TensorReport:
     index = tuple(int(axis) for axis in where)
     report.worst = Worst(index, float(got[index]), float(reference[index]), float(bound[index]))
     report.bound = float(bound[index])
-    report.checks.append(Check("lse bound", report.bound_used, 1.0, "8 units of fp32 of the terms of the sum"))
+    report.checks.append(
+        Check("lse bound", report.bound_used, 1.0, "8 units of fp32 of the terms of the sum")
+    )
     return report
 
 

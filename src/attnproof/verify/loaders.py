@@ -1,13 +1,13 @@
 """From a word on the command line to a candidate.
 
-    attnproof:NAME       one of this package's backends          streaming, reference, ...
-    sdpa:NAME            torch's fused attention                 flash, efficient, cudnn, math
-    torch:eager, torch:flex
-    flash_attn, xformers, flashinfer                             when installed
-    file.py:function     a function in a file
-    module:attribute     a function in an importable module
-    lib.so:symbol        a C function, with an argument map in lib.toml next to it (see `cabi`)
-    NAME                 an entry point of the group `attnproof.candidates`
+attnproof:NAME       one of this package's backends          streaming, reference, ...
+sdpa:NAME            torch's fused attention                 flash, efficient, cudnn, math
+torch:eager, torch:flex
+flash_attn, xformers, flashinfer                             when installed
+file.py:function     a function in a file
+module:attribute     a function in an importable module
+lib.so:symbol        a C function, with an argument map in lib.toml next to it (see `cabi`)
+NAME                 an entry point of the group `attnproof.candidates`
 """
 
 from __future__ import annotations
@@ -72,8 +72,10 @@ def _entry_point(word: str, device: str | None) -> Candidate:
     for point in entry_points(group=GROUP):
         if point.name == word:
             return from_function(word, point.load(), device)
-    raise ValueError(f"candidate: expected FILE.py:FUNCTION, MODULE:ATTRIBUTE, LIB.so:SYMBOL, sdpa:NAME, attnproof:NAME or "
-                     f"an entry point of {GROUP}, got {word!r}")
+    raise ValueError(
+        f"candidate: expected FILE.py:FUNCTION, MODULE:ATTRIBUTE, LIB.so:SYMBOL, sdpa:NAME, attnproof:NAME or "
+        f"an entry point of {GROUP}, got {word!r}"
+    )
 
 
 def _file_module(path: str) -> Any:
@@ -122,7 +124,9 @@ def declared_traits(fn: Any) -> dict[str, Any]:
     known = {field.name for field in fields(Traits)}
     unknown = sorted(set(declared) - known)
     if unknown:
-        raise ValueError(f"attnproof: expected keys among {', '.join(sorted(known))}, got {', '.join(unknown)}")
+        raise ValueError(
+            f"attnproof: expected keys among {', '.join(sorted(known))}, got {', '.join(unknown)}"
+        )
     return dict(declared)
 
 

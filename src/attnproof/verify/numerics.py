@@ -79,8 +79,15 @@ def hard_bound(terms: Terms, dtype: str, kind: Numerics, stored: str | None = No
     info = DTYPES[dtype]
     out = DTYPES[stored or dtype].unit
     scores = kind.scores * info.unit * terms.slop if kind.scores else 0.0
-    worst = 1.02 * (out * np.abs(terms.value) + info.unit * (kind.operand * terms.linear + terms.reach)) + scores
-    return worst + 16 * info.compute * terms.slop + kind.eta_exp * terms.linear + 4 * kind.floor * np.sqrt(terms.floor)
+    worst = (
+        1.02 * (out * np.abs(terms.value) + info.unit * (kind.operand * terms.linear + terms.reach)) + scores
+    )
+    return (
+        worst
+        + 16 * info.compute * terms.slop
+        + kind.eta_exp * terms.linear
+        + 4 * kind.floor * np.sqrt(terms.floor)
+    )
 
 
 def lse_bound(lse: Array, slop: Array, dtype: str, kind: Numerics) -> Array:

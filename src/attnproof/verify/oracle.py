@@ -133,8 +133,11 @@ class _Solver:
         self.store: dict[str, dict[str, Any]] = {}
         shapes = {"out": (heads, self.M, self.E)}
         if self.grads:
-            shapes |= {"dq": (heads, self.M, self.D), "dk": (self.B * self.Hkv, self.N, self.D),
-                       "dv": (self.B * self.Hkv, self.N, self.E)}
+            shapes |= {
+                "dq": (heads, self.M, self.D),
+                "dk": (self.B * self.Hkv, self.N, self.D),
+                "dv": (self.B * self.Hkv, self.N, self.E),
+            }
             if self.ask.sink is not None:
                 shapes["dsink"] = (self.H,)
             if self.ask.slopes is not None:
@@ -208,7 +211,7 @@ class _Solver:
 
     def visit(self, block: _Block) -> None:
         ask, xp = self.ask, self.xp
-        kv = (block.batch * self.Hkv + block.head // self.group)
+        kv = block.batch * self.Hkv + block.head // self.group
         q = ask.q[block.batch, block.head][:, block.rows]
         k = ask.k.reshape(self.B * self.Hkv, self.N, self.D)[kv]
         v = ask.v.reshape(self.B * self.Hkv, self.N, self.E)[kv]
@@ -257,7 +260,9 @@ class _Solver:
         keep["linear"][at] = p @ absolute
         keep["slop"][at] = (p * sensitivity) @ absolute
         weighted = p2 * finite * finite
-        keep["scores"][at] = weighted @ square - 2 * out * (weighted @ v) + out * out * weighted.sum(-1)[..., None]
+        keep["scores"][at] = (
+            weighted @ square - 2 * out * (weighted @ v) + out * out * weighted.sum(-1)[..., None]
+        )
         small = xp.minimum(p, self.floor * peak[..., None])
         keep["floor"][at] = self.floor**2 + (small * small) @ square
         if self.N:
@@ -265,11 +270,27 @@ class _Solver:
             self.high[at] = xp.amax(v, -2)[:, None] + 0.0 * out
         return out
 
-    def backward(self, block: _Block, at: Any, kv: Any, q: Any, k: Any, v: Any, p: Any, kept: Any, lse: Any, out: Any,
-                 slope: Any, finite: Any, sensitivity: Any) -> None:
+    def backward(
+        self,
+        block: _Block,
+        at: Any,
+        kv: Any,
+        q: Any,
+        k: Any,
+        v: Any,
+        p: Any,
+        kept: Any,
+        lse: Any,
+        out: Any,
+        slope: Any,
+        finite: Any,
+        sensitivity: Any,
+    ) -> None:
         ask, xp = self.ask, self.xp
         dout = ask.dout[block.batch, block.head][:, block.rows]
-        dlse = self.zeros(*lse.shape) if ask.dlse is None else ask.dlse[block.batch, block.head][:, block.rows]
+        dlse = (
+            self.zeros(*lse.shape) if ask.dlse is None else ask.dlse[block.batch, block.head][:, block.rows]
+        )
         factor = self.dropout(block) if ask.dropout_p else 1.0
         dp = (dout @ v.swapaxes(-1, -2)) * factor
         delta = (dout * out).sum(-1) - dlse
@@ -281,41 +302,77 @@ class _Solver:
         delta_reach = (xp.abs(dout) * self.store["out"]["linear"][at]).sum(-1) + xp.abs(dlse)
         slop = p * (sensitivity * (xp.abs(dp) + xp.abs(delta)[..., None]) + reach + delta_reach[..., None])
         # rounding of S, P and dP in an eager backward: relative errors of dS of that size
-        eager = (p * p * (dp * dp + 2 * (p * p * dp * dp).sum(-1)[..., None])
-                 + ds * ds * (1 + 2 * finite * finite))
+        eager = p * p * (dp * dp + 2 * (p * p * dp * dp).sum(-1)[..., None]) + ds * ds * (
+            1 + 2 * finite * finite
+        )
         parts = _Parts(ds, p, eager, slop, delta_noise, delta_reach)
         self.score_gradients(block, parts)
         self.sink_gradient(block, lse, delta, delta_noise, delta_reach)
         if slope is not None:
-            parts = replace(parts, ds=ds * slope, p=p * slope, eager=eager * slope * slope,
-                            # the derivative itself is known to 2^-24 in absolute terms
-                            slop=slop * slope + xp.abs(ds))
+            parts = replace(
+                parts,
+                ds=ds * slope,
+                p=p * slope,
+                eager=eager * slope * slope,
+                # the derivative itself is known to 2^-24 in absolute terms
+                slop=slop * slope + xp.abs(ds),
+            )
         self.key_value_gradients(at, kv, q, k, dout, kept, finite, sensitivity, parts)
 
-    def key_value_gradients(self, at: Any, kv: Any, q: Any, k: Any, dout: Any, kept: Any, finite: Any, sensitivity: Any,
-                            parts: _Parts) -> None:
+    def key_value_gradients(
+        self,
+        at: Any,
+        kv: Any,
+        q: Any,
+        k: Any,
+        dout: Any,
+        kept: Any,
+        finite: Any,
+        sensitivity: Any,
+        parts: _Parts,
+    ) -> None:
         xp, a, fl = self.xp, self.ask.scale, self.floor
         ds, p = parts.ds, parts.p
         small = xp.clip(xp.abs(ds), None, fl)
-        self.put("dq", at, value=a * ds @ k, operand=a * a * ((ds * ds) @ (k * k)),
-                 delta=a * a * parts.delta[..., None] * (p @ k) ** 2, reach=abs(a) * parts.reach[..., None] * (p @ xp.abs(k)),
-                 scores=a * a * parts.eager @ (k * k), slop=abs(a) * parts.slop @ xp.abs(k),
-                 linear=abs(a) * (xp.abs(ds) @ xp.abs(k)),
-                 floor=fl * fl + a * a * (small * small) @ (k * k))
+        self.put(
+            "dq",
+            at,
+            value=a * ds @ k,
+            operand=a * a * ((ds * ds) @ (k * k)),
+            delta=a * a * parts.delta[..., None] * (p @ k) ** 2,
+            reach=abs(a) * parts.reach[..., None] * (p @ xp.abs(k)),
+            scores=a * a * parts.eager @ (k * k),
+            slop=abs(a) * parts.slop @ xp.abs(k),
+            linear=abs(a) * (xp.abs(ds) @ xp.abs(k)),
+            floor=fl * fl + a * a * (small * small) @ (k * k),
+        )
         dst, pt = ds.swapaxes(-1, -2), p.swapaxes(-1, -2)
         noisy = (pt * pt) * parts.delta[:, None, :]
-        self.add("dk", kv, value=a * dst @ q, operand=a * a * ((dst * dst) @ (q * q)),
-                 delta=a * a * (noisy @ (q * q)), reach=abs(a) * ((pt * parts.reach[:, None, :]) @ xp.abs(q)),
-                 scores=a * a * parts.eager.swapaxes(-1, -2) @ (q * q), slop=abs(a) * parts.slop.swapaxes(-1, -2) @ xp.abs(q),
-                 linear=abs(a) * (xp.abs(dst) @ xp.abs(q)),
-                 floor=fl * fl + a * a * (small * small).swapaxes(-1, -2) @ (q * q))
+        self.add(
+            "dk",
+            kv,
+            value=a * dst @ q,
+            operand=a * a * ((dst * dst) @ (q * q)),
+            delta=a * a * (noisy @ (q * q)),
+            reach=abs(a) * ((pt * parts.reach[:, None, :]) @ xp.abs(q)),
+            scores=a * a * parts.eager.swapaxes(-1, -2) @ (q * q),
+            slop=abs(a) * parts.slop.swapaxes(-1, -2) @ xp.abs(q),
+            linear=abs(a) * (xp.abs(dst) @ xp.abs(q)),
+            floor=fl * fl + a * a * (small * small).swapaxes(-1, -2) @ (q * q),
+        )
         wt = kept.swapaxes(-1, -2)
         tiny = xp.clip(wt, None, fl)
         square = dout * dout
-        self.add("dv", kv, value=wt @ dout, operand=(wt * wt) @ square,
-                 scores=(wt * wt * (2 * finite * finite).swapaxes(-1, -2)) @ square,
-                 slop=(kept * sensitivity).swapaxes(-1, -2) @ xp.abs(dout), linear=wt @ xp.abs(dout),
-                 floor=fl * fl + (tiny * tiny) @ square)
+        self.add(
+            "dv",
+            kv,
+            value=wt @ dout,
+            operand=(wt * wt) @ square,
+            scores=(wt * wt * (2 * finite * finite).swapaxes(-1, -2)) @ square,
+            slop=(kept * sensitivity).swapaxes(-1, -2) @ xp.abs(dout),
+            linear=wt @ xp.abs(dout),
+            floor=fl * fl + (tiny * tiny) @ square,
+        )
 
     def put(self, name: str, at: Any, **terms: Any) -> None:
         for term, value in terms.items():
@@ -324,7 +381,9 @@ class _Solver:
     def add(self, name: str, kv: Any, **terms: Any) -> None:
         """Sum over the heads of a group; the per-head rounding of eager kernels joins the `scores` term."""
         first = kv[:: self.group]
-        grouped = {term: value.reshape(len(first), self.group, *value.shape[1:]) for term, value in terms.items()}
+        grouped = {
+            term: value.reshape(len(first), self.group, *value.shape[1:]) for term, value in terms.items()
+        }
         if self.group > 1:
             grouped["scores"] = grouped["scores"] + grouped["value"] ** 2
         for term, value in grouped.items():
@@ -377,9 +436,12 @@ class _Solver:
         xp = self.xp
         sink = self.ask.sink[block.head][:, None]
         share = xp.exp(xp.where(xp.isneginf(lse), -np.inf, sink - lse))
-        terms = {"value": -(share * delta).sum(-1), "delta": (share**2 * noise).sum(-1),
-                 "slop": (share * (1 + xp.abs(lse) + xp.abs(sink)) * (xp.abs(delta) + reach)).sum(-1),
-                 "reach": (share * reach).sum(-1)}
+        terms = {
+            "value": -(share * delta).sum(-1),
+            "delta": (share**2 * noise).sum(-1),
+            "slop": (share * (1 + xp.abs(lse) + xp.abs(sink)) * (xp.abs(delta) + reach)).sum(-1),
+            "reach": (share * reach).sum(-1),
+        }
         for index in range(len(block.head)):
             h = int(block.head[index])
             for term, value in terms.items():
@@ -394,15 +456,25 @@ class _Solver:
 
         to_numpy = (lambda x: x) if self.xp is np else (lambda x: x.cpu().numpy())
         sequence = to_numpy(block.batch) + self.ask.sequence
-        factor = keep_factor(p, self.ask.rng, sequence * self.H + to_numpy(block.head), to_numpy(block.ids), self.N)
+        factor = keep_factor(
+            p, self.ask.rng, sequence * self.H + to_numpy(block.head), to_numpy(block.ids), self.N
+        )
         return factor if self.xp is np else self.xp.as_tensor(factor, device=self.like.device)
 
     def answer(self) -> Answer:
         B, H, M = self.B, self.H, self.M
-        shaped = {"out": (B, H, M, self.E), "dq": (B, H, M, self.D), "dk": (B, self.Hkv, self.N, self.D),
-                  "dv": (B, self.Hkv, self.N, self.E)}
-        tensors = {name: Terms(**{term: array.reshape(shaped.get(name, tuple(array.shape))) for term, array in kept.items()})
-                   for name, kept in self.store.items()}
+        shaped = {
+            "out": (B, H, M, self.E),
+            "dq": (B, H, M, self.D),
+            "dk": (B, self.Hkv, self.N, self.D),
+            "dv": (B, self.Hkv, self.N, self.E),
+        }
+        tensors = {
+            name: Terms(
+                **{term: array.reshape(shaped.get(name, tuple(array.shape))) for term, array in kept.items()}
+            )
+            for name, kept in self.store.items()
+        }
         lse = self.lse.reshape(B, H, M)
         dead = self.xp.isneginf(lse) if self.ask.sink is None else (tensors["out"].linear == 0).all(-1)
         low, high = self.low.reshape(B, H, M, self.E), self.high.reshape(B, H, M, self.E)

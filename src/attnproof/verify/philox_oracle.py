@@ -21,7 +21,12 @@ def words(counter: tuple[Array, Array, Array, Array], key: tuple[int, int]) -> t
     k0, k1 = key
     for _ in range(10):
         a, b = _MULTIPLIER[0] * c0, _MULTIPLIER[1] * c2
-        c0, c1, c2, c3 = (b >> np.uint64(32)) ^ c1 ^ np.uint64(k0), b & _LOW, (a >> np.uint64(32)) ^ c3 ^ np.uint64(k1), a & _LOW
+        c0, c1, c2, c3 = (
+            (b >> np.uint64(32)) ^ c1 ^ np.uint64(k0),
+            b & _LOW,
+            (a >> np.uint64(32)) ^ c3 ^ np.uint64(k1),
+            a & _LOW,
+        )
         k0, k1 = (k0 + _WEYL[0]) & 0xFFFFFFFF, (k1 + _WEYL[1]) & 0xFFFFFFFF
     return c0, c1, c2, c3
 

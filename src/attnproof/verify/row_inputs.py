@@ -42,7 +42,9 @@ def _sequence(case: Case, rng: np.random.Generator, index: int) -> tuple[Any, ..
     return (*parts, dlse)
 
 
-def _packed(case: Case, seed: int, rng: np.random.Generator, sequences: list[Any], shared: dict[str, Any]) -> Inputs:
+def _packed(
+    case: Case, seed: int, rng: np.random.Generator, sequences: list[Any], shared: dict[str, Any]
+) -> Inputs:
     def pack(column: int) -> Array:
         tokens = np.concatenate([parts[column].swapaxes(0, 1) for parts in sequences])
         loose = np.full((LOOSE_TOKENS, *tokens.shape[1:]), np.nan)
@@ -56,26 +58,52 @@ def _packed(case: Case, seed: int, rng: np.random.Generator, sequences: list[Any
         columns = [parts[4] for parts in sequences]
         dlse = np.concatenate([*columns, np.zeros((case.H, LOOSE_TOKENS))], axis=1)
     q, k, v, dout = (place(pack(column), case.dtype) for column in range(4))
-    return Inputs(case, seed, q, k, v, dout, dlse=dlse, cu_q=cumulative(case.lens_q), cu_k=cumulative(case.lens_k),
-                  extra={"sequences": sequences, "loose": LOOSE_TOKENS}, **shared)
+    return Inputs(
+        case,
+        seed,
+        q,
+        k,
+        v,
+        dout,
+        dlse=dlse,
+        cu_q=cumulative(case.lens_q),
+        cu_k=cumulative(case.lens_k),
+        extra={"sequences": sequences, "loose": LOOSE_TOKENS},
+        **shared,
+    )
 
 
-def _cached(case: Case, seed: int, rng: np.random.Generator, sequences: list[Any], shared: dict[str, Any]) -> Inputs:
+def _cached(
+    case: Case, seed: int, rng: np.random.Generator, sequences: list[Any], shared: dict[str, Any]
+) -> Inputs:
     q = np.stack([parts[0] for parts in sequences])
     dout = np.stack([parts[3] for parts in sequences])
     before = [length - case.append for length in case.lens_k]
     new: dict[str, Any] = {}
     if case.append:
         for name, column in (("k_new", 1), ("v_new", 2)):
-            values = np.stack([parts[column][:, start:] for parts, start in zip(sequences, before, strict=True)])
+            values = np.stack(
+                [parts[column][:, start:] for parts, start in zip(sequences, before, strict=True)]
+            )
             new[name] = place(values, case.dtype)
     table = None
     if case.rows == "paged":
         k, v, table = _pages(case, rng, sequences, before)
     else:
         k, v = (_cache(case, sequences, column, before) for column in (1, 2))
-    return Inputs(case, seed, place(q, case.dtype), place(k, case.dtype), place(v, case.dtype), place(dout, case.dtype),
-                  lengths=np.asarray(before, np.int32), block_table=table, extra={"sequences": sequences}, **new, **shared)
+    return Inputs(
+        case,
+        seed,
+        place(q, case.dtype),
+        place(k, case.dtype),
+        place(v, case.dtype),
+        place(dout, case.dtype),
+        lengths=np.asarray(before, np.int32),
+        block_table=table,
+        extra={"sequences": sequences},
+        **new,
+        **shared,
+    )
 
 
 def _cache(case: Case, sequences: list[Any], column: int, before: list[int]) -> Array:
@@ -86,12 +114,18 @@ def _cache(case: Case, sequences: list[Any], column: int, before: list[int]) -> 
     return cache
 
 
-def _pages(case: Case, rng: np.random.Generator, sequences: list[Any], before: list[int]) -> tuple[Array, Array, Array]:
+def _pages(
+    case: Case, rng: np.random.Generator, sequences: list[Any], before: list[int]
+) -> tuple[Array, Array, Array]:
     width = -(-case.N // case.page) + 2
     needed = [-(-length // case.page) for length in case.lens_k]
     pool = rng.permutation(sum(needed) + 3)
-    table = np.array([[NOWHERE[(row + slot) % 2] for slot in range(width)] for row in range(case.B)], np.int32)
-    pools = [np.full((len(pool), case.Hkv, case.page, parts.shape[-1]), np.nan) for parts in sequences[0][1:3]]
+    table = np.array(
+        [[NOWHERE[(row + slot) % 2] for slot in range(width)] for row in range(case.B)], np.int32
+    )
+    pools = [
+        np.full((len(pool), case.Hkv, case.page, parts.shape[-1]), np.nan) for parts in sequences[0][1:3]
+    ]
     taken = 0
     for index, count in enumerate(needed):
         table[index, :count] = pool[taken : taken + count]

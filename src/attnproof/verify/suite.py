@@ -67,7 +67,9 @@ class Answers:
         if key not in self.kept:
             with np.errstate(all="ignore"):
                 made = (expected(inputs), control(inputs) if inputs.case.dtype == "float32" else None)
-            size = sum(np.asarray(part).nbytes for terms in made[0].tensors.values() for part in vars(terms).values())
+            size = sum(
+                np.asarray(part).nbytes for terms in made[0].tensors.values() for part in vars(terms).values()
+            )
             if self.used + size > self.budget:
                 return made
             self.used += size
@@ -92,8 +94,14 @@ def run_case(candidate: Candidate, case: Case, seed: int = 0, answers: Answers |
     except (Skip, NotImplementedError) as refusal:
         return Verdict(case, candidate.name, SKIP, seed, str(refusal).splitlines()[0])
     except Exception as error:  # a foreign kernel may raise anything; that is a verdict, not a crash of ours
-        return Verdict(case, candidate.name, FAIL, seed, f"raised {type(error).__name__}: {_first_line(error)}",
-                       seconds=time.monotonic() - started)
+        return Verdict(
+            case,
+            candidate.name,
+            FAIL,
+            seed,
+            f"raised {type(error).__name__}: {_first_line(error)}",
+            seconds=time.monotonic() - started,
+        )
     verdict = judge_outputs(candidate, inputs, outputs, answers or Answers())
     verdict.seconds = time.monotonic() - started
     changed = guards.changed(inputs, before)
@@ -119,7 +127,10 @@ def judge_outputs(candidate: Candidate, inputs: Inputs, outputs: Outputs, answer
     with np.errstate(all="ignore"):
         reports = judge(outputs.values, answer, setting, plain, stored)
     verdict = Verdict(case, candidate.name, PASS, inputs.seed, tensors=reports, notes=outputs.notes)
-    if any(not np.isfinite(np.asarray(report.value)).all() and not _expects_nan(case) for report in answer.tensors.values()):
+    if any(
+        not np.isfinite(np.asarray(report.value)).all() and not _expects_nan(case)
+        for report in answer.tensors.values()
+    ):
         verdict.status, verdict.reason = INVALID, "the oracle's answer is not finite (G2)"
     broken = [report for report in reports if not report.ok]
     if broken:
@@ -144,8 +155,13 @@ def _sentence(report: TensorReport) -> str:
     return f"{check.name} {check.value:.3g} > {check.limit:.3g}"
 
 
-def run(candidate: Candidate, cases: Iterable[Case], seed: int = 0, answers: Answers | None = None,
-        tick: Callable[[str], Any] | None = None) -> list[Verdict]:
+def run(
+    candidate: Candidate,
+    cases: Iterable[Case],
+    seed: int = 0,
+    answers: Answers | None = None,
+    tick: Callable[[str], Any] | None = None,
+) -> list[Verdict]:
     """One candidate on many cases; `tick` is called with the id of each case when it is done."""
     answers = answers or Answers()
     verdicts: list[Verdict] = []

@@ -21,9 +21,9 @@ def build(device: str | None = None) -> Candidate:
     except ImportError as error:
         raise Skip(f"FlexAttention needs a newer torch: {error}") from None
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    kind = "flash" if device != "cpu" else "precise"
-    return wrap("torch:flex", _flex, Traits(numerics=kind, limits=_limits, dtypes=("float16", "bfloat16", "float32")),
-                device=device)
+    backward = "FlexAttention has none on the CPU" if device == "cpu" else ""
+    traits = Traits(limits=_limits, dtypes=("float16", "bfloat16", "float32"), backward=backward)
+    return wrap("torch:flex", _flex, traits, device=device)
 
 
 def _limits(case: Case) -> str | None:
@@ -32,9 +32,20 @@ def _limits(case: Case) -> str | None:
     return None
 
 
-def _flex(q: Any, k: Any, v: Any, *, causal: bool, scale: float, mask: Any = None, bias: Any = None,
-          window: tuple[int, int] | None = None, alibi_slopes: Any = None, softcap: float | None = None,
-          align: str = "bottom_right") -> Any:
+def _flex(
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    causal: bool,
+    scale: float,
+    mask: Any = None,
+    bias: Any = None,
+    window: tuple[int, int] | None = None,
+    alibi_slopes: Any = None,
+    softcap: float | None = None,
+    align: str = "bottom_right",
+) -> Any:
     import torch
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
@@ -72,5 +83,13 @@ def _flex(q: Any, k: Any, v: Any, *, causal: bool, scale: float, mask: Any = Non
     with warnings.catch_warnings():
         # the uncompiled form says that it is slow; on a CPU it is what there is
         warnings.simplefilter("ignore")
-        return run(q, k, v, score_mod=None if plain else score_mod, block_mask=block, scale=scale,
-                   enable_gqa=q.shape[1] != k.shape[1], return_lse=True)
+        return run(
+            q,
+            k,
+            v,
+            score_mod=None if plain else score_mod,
+            block_mask=block,
+            scale=scale,
+            enable_gqa=q.shape[1] != k.shape[1],
+            return_lse=True,
+        )

@@ -23,7 +23,9 @@ def build(name: str, device: str | None = None) -> Candidate:
     arrays = "torch" if _torch_here() else "numpy"
     device = device or ("cpu" if backend.kind == "numpy" else _accelerator())
     traits = Traits(numerics=getattr(backend, "numerics", "precise"), arrays=arrays)
-    candidate = Candidate(f"attnproof:{name}", lambda inputs: _run(name, inputs, arrays, device), traits, device, own=True)
+    candidate = Candidate(
+        f"attnproof:{name}", lambda inputs: _run(name, inputs, arrays, device), traits, device, own=True
+    )
     candidate.refuse = lambda case: _refuse(backend, case, device)
     candidate.witness = lambda: name
     return candidate
@@ -70,21 +72,47 @@ def problem_of(case: Case, device: str) -> Any:
     full = (case.B, case.H, case.M, case.N)
     shape = tuple(1 if axis == "1" else size for axis, size in zip(case.bias_axes, full, strict=True))
     return Problem(
-        dtype=case.dtype, device=device, B=case.B, H=case.H, Hkv=case.Hkv, M=case.M, N=case.N, D=case.D, Dv=case.Dv,
-        rows=case.rows, page=case.page, scale=case.softmax_scale, softcap=case.softcap, left=left, right=right,  # type: ignore[arg-type]
-        top_left=case.causal and case.align == "top_left", has_keep=bool(case.keep),
+        dtype=case.dtype,
+        device=device,
+        B=case.B,
+        H=case.H,
+        Hkv=case.Hkv,
+        M=case.M,
+        N=case.N,
+        D=case.D,
+        Dv=case.Dv,
+        rows=case.rows,
+        page=case.page,
+        scale=case.softmax_scale,
+        softcap=case.softcap,
+        left=left,
+        right=right,  # type: ignore[arg-type]
+        top_left=case.causal and case.align == "top_left",
+        has_keep=bool(case.keep),
         bias_shape=shape if case.bias else None,  # type: ignore[arg-type]
         bias_dtype="" if not case.bias else case.dtype if case.bias_dtype == "q" else case.bias_dtype,
-        has_alibi=case.alibi, has_sink=case.sink, dropout_p=case.dropout_p,
+        has_alibi=case.alibi,
+        has_sink=case.sink,
+        dropout_p=case.dropout_p,
         tokens=(sum(case.lens_q), sum(case.lens_k)) if case.rows == "packed" else (0, 0),
     )
 
 
 def _options(inputs: Inputs, arrays: Native, name: str) -> dict[str, Any]:
     case = inputs.case
-    options: dict[str, Any] = {"causal": case.causal, "align": case.align, "window": case.window, "mask": arrays.keep,
-                               "bias": arrays.bias, "alibi_slopes": arrays.slopes, "softcap": case.softcap or None,
-                               "sink": arrays.sink, "scale": case.scale, "dropout_p": case.dropout_p, "backend": name}
+    options: dict[str, Any] = {
+        "causal": case.causal,
+        "align": case.align,
+        "window": case.window,
+        "mask": arrays.keep,
+        "bias": arrays.bias,
+        "alibi_slopes": arrays.slopes,
+        "softcap": case.softcap or None,
+        "sink": arrays.sink,
+        "scale": case.scale,
+        "dropout_p": case.dropout_p,
+        "backend": name,
+    }
     if case.window == (UNBOUNDED, UNBOUNDED):
         del options["window"]
     if case.dropout_p:
@@ -113,8 +141,16 @@ def _forward(inputs: Inputs, made: Native, q: Any, k: Any, v: Any, options: dict
     from attnproof import api
 
     if inputs.case.rows == "packed":
-        return api.attention_varlen_with_lse(q, k, v, made.extra["cu_q"], made.extra["cu_k"], max_seqlen_q=inputs.case.M,
-                                             max_seqlen_k=inputs.case.N, **options)
+        return api.attention_varlen_with_lse(
+            q,
+            k,
+            v,
+            made.extra["cu_q"],
+            made.extra["cu_k"],
+            max_seqlen_q=inputs.case.M,
+            max_seqlen_k=inputs.case.N,
+            **options,
+        )
     if inputs.case.layout == "bmhd":
         swapped = [part.swapaxes(1, 2) for part in (q, k, v)]
         out, lse = api.attention_with_lse(*swapped, layout="bmhd", **options)
@@ -126,7 +162,14 @@ def _run_torch(inputs: Inputs, made: Native, options: dict[str, Any]) -> dict[st
     import torch
 
     case = inputs.case
-    leaves = {"q": made.q, "k": made.k, "v": made.v, "bias": made.bias, "alibi_slopes": made.slopes, "sink": made.sink}
+    leaves = {
+        "q": made.q,
+        "k": made.k,
+        "v": made.v,
+        "bias": made.bias,
+        "alibi_slopes": made.slopes,
+        "sink": made.sink,
+    }
     leaves = {label: leaf for label, leaf in leaves.items() if leaf is not None}
     if case.backward:
         leaves = {label: leaf.detach().requires_grad_(True) for label, leaf in leaves.items()}
@@ -135,7 +178,9 @@ def _run_torch(inputs: Inputs, made: Native, options: dict[str, Any]) -> dict[st
         out, lse = _forward(inputs, made, leaves["q"], leaves["k"], leaves["v"], options)
     raw = {"out": out, "lse": lse}
     if case.backward:
-        outputs, weights = ([out, lse], [made.dout, made.dlse]) if made.dlse is not None else ([out], [made.dout])
+        outputs, weights = (
+            ([out, lse], [made.dout, made.dlse]) if made.dlse is not None else ([out], [made.dout])
+        )
         grads = torch.autograd.grad(outputs, list(leaves.values()), weights)
         raw |= {GRADS[label]: grad for label, grad in zip(leaves, grads, strict=True)}
     return raw

@@ -7,13 +7,25 @@ public function dispatches to, where that operator returns one.
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 from attnproof.cases import Case
 from attnproof.verify.candidate import Candidate, Skip, Traits, wrap
 
-BACKENDS = {"flash": "FLASH_ATTENTION", "efficient": "EFFICIENT_ATTENTION", "cudnn": "CUDNN_ATTENTION", "math": "MATH"}
-REFUSALS = ("No available kernel", "no viable backend", "not supported", "does not support", "No viable backend")
+BACKENDS = {
+    "flash": "FLASH_ATTENTION",
+    "efficient": "EFFICIENT_ATTENTION",
+    "cudnn": "CUDNN_ATTENTION",
+    "math": "MATH",
+}
+REFUSALS = (
+    "No available kernel",
+    "no viable backend",
+    "not supported",
+    "does not support",
+    "No viable backend",
+)
 
 
 def build(name: str, device: str | None = None) -> Candidate:
@@ -64,7 +76,9 @@ class _Sdpa:
     def __init__(self, name: str, device: str) -> None:
         self.name, self.device = name, device
 
-    def __call__(self, q: Any, k: Any, v: Any, *, causal: bool, scale: float, mask: Any = None, bias: Any = None) -> Any:
+    def __call__(
+        self, q: Any, k: Any, v: Any, *, causal: bool, scale: float, mask: Any = None, bias: Any = None
+    ) -> Any:
         from torch.nn.attention import SDPBackend, sdpa_kernel
         from torch.nn.functional import scaled_dot_product_attention
 
@@ -72,9 +86,18 @@ class _Sdpa:
         if attn_mask is not None and self.device != "cpu":
             attn_mask = attn_mask.expand(q.shape[0], q.shape[1], q.shape[2], k.shape[2])
         try:
-            with sdpa_kernel(getattr(SDPBackend, BACKENDS[self.name])):
-                out = scaled_dot_product_attention(q, k, v, attn_mask=attn_mask, is_causal=causal, scale=scale,
-                                                   enable_gqa=q.shape[1] != k.shape[1])
+            with sdpa_kernel(getattr(SDPBackend, BACKENDS[self.name])), warnings.catch_warnings():
+                # a forced backend that refuses warns why and then raises; the error is what we report
+                warnings.simplefilter("ignore")
+                out = scaled_dot_product_attention(
+                    q,
+                    k,
+                    v,
+                    attn_mask=attn_mask,
+                    is_causal=causal,
+                    scale=scale,
+                    enable_gqa=q.shape[1] != k.shape[1],
+                )
         except RuntimeError as error:
             if any(sentence in str(error) for sentence in REFUSALS):
                 raise Skip(str(error).splitlines()[0]) from None
@@ -93,13 +116,16 @@ class _Sdpa:
             if self.device != "cpu":
                 if attn_mask is not None or q.shape[-1] != v.shape[-1]:
                     return None
-                return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal, False, scale=scale)[1]
+                return torch.ops.aten._scaled_dot_product_flash_attention(
+                    q, k, v, 0.0, causal, False, scale=scale
+                )[1]
             if attn_mask is not None and attn_mask.dtype == torch.bool:
                 attn_mask = torch.zeros(attn_mask.shape, dtype=q.dtype).masked_fill(~attn_mask, float("-inf"))
             if q.shape[-1] != v.shape[-1]:
                 return None
             return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-                q, k, v, 0.0, causal, attn_mask=attn_mask, scale=scale)[1]
+                q, k, v, 0.0, causal, attn_mask=attn_mask, scale=scale
+            )[1]
 
 
 def _eager(q: Any, k: Any, v: Any, *, causal: bool, scale: float, mask: Any = None, bias: Any = None) -> Any:
