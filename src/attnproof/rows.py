@@ -56,7 +56,7 @@ class Sequence:
         page = self.problem.page
         table = self.tensors.block_table[self.b]
         first = start // page
-        parts = [x[table[slot], head] for slot in range(first, -(-stop // page))]
+        parts = [x[table[slot], head] for slot in range(first, -(-stop // page))] or [x[:0, head, 0]]
         return np.concatenate(parts)[start - first * page : stop - first * page]
 
     def bounds(self) -> tuple[Array, Array]:
