@@ -70,6 +70,15 @@ class Explicit:
     hi: Int
     keys: int
 
+    def __eq__(self, other: object) -> bool:
+        """Same intervals; a compiled call asks this to know whether it was compiled for this mask."""
+        if not isinstance(other, Explicit) or self.keys != other.keys:
+            return False
+        return np.array_equal(self.lo, other.lo) and np.array_equal(self.hi, other.hi)
+
+    def __hash__(self) -> int:
+        return hash((self.keys, self.lo.shape))
+
     def bounds(self, i: Int, m: int, n: int, b: int) -> tuple[Int, Int]:
         """See ``Term.bounds``."""
         lo, hi = (x if x.ndim == 1 else x[b if len(x) > 1 else 0] for x in (self.lo, self.hi))

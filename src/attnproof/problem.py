@@ -130,8 +130,7 @@ class Grads(NamedTuple):
     dsink: Any = None
 
 
-@dataclass(frozen=True)
-class Options:
+class Options(NamedTuple):
     """The keyword arguments that every public function shares; see ``api.attention``."""
 
     causal: bool = False
@@ -243,6 +242,16 @@ def bind_decode(
         checks.pages(block_table, lengths, rows, P)
     problem, tensors = _finish(Tensors(q, k, v, lengths=lengths, block_table=block_table), sizes, options)
     return Bound(replace(problem, num_splits=checks.splits(num_splits)), tensors)
+
+
+def bind_call(kind: str, arrays: tuple[Any, ...], options: Options) -> Bound:
+    """``bind``, ``bind_varlen`` or ``bind_decode`` by the kind of call: "dense", "packed" or "decode"."""
+    if kind == "dense":
+        return bind(*arrays, options)
+    if kind == "packed":
+        return bind_varlen(*arrays, options)
+    *arguments, num_splits = arrays
+    return bind_decode(*arguments, options, num_splits)
 
 
 def _canonical(x: Any, layout: str) -> Any:
