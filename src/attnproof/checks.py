@@ -198,15 +198,16 @@ def _rng_array(seed: Any, q: Any) -> Any:
     return seed
 
 
-def _host_known(x: Any) -> bool:
-    """Whether values can be read without waiting for a device, and now (not while a graph is traced)."""
+def host_known(x: Any) -> bool:
+    """Whether values can be read without waiting for a device, and now (not while a graph is traced or mapped)."""
     if device_type(x) != "cpu":
         return False
     if not is_torch(x):
         return True
     import torch
 
-    return not torch.compiler.is_compiling()
+    ordinary = type(x) in (torch.Tensor, torch.nn.Parameter) and not torch._C._len_torch_dispatch_stack()
+    return ordinary and not torch._C._functorch.is_functorch_wrapped_tensor(x)
 
 
 def cumulative(name: str, cu: Any, tokens: int, q: Any, *, given: int | None, limit: str) -> tuple[Any, int]:
@@ -216,7 +217,7 @@ def cumulative(name: str, cu: Any, tokens: int, q: Any, *, given: int | None, li
         raise ShapeError(expected(name, "shape [B + 1]", tuple(cu.shape)))
     if given is not None:
         given = _length(limit, given)
-    if not _host_known(cu):
+    if not host_known(cu):
         return cu, int((cu[1:] - cu[:-1]).max()) if given is None else given
     values = cu.tolist()
     if values[0] != 0:
@@ -255,7 +256,7 @@ def lengths(name: str, x: Any, B: int, capacity: int, q: Any) -> Any:
     x = as_int32(name, x, q)
     if tuple(x.shape) != (B,):
         raise ShapeError(expected(name, f"shape [{B}]", tuple(x.shape)))
-    if _host_known(x):
+    if host_known(x):
         values = x.tolist()
         if min(values, default=0) < 0:
             raise ShapeError(expected(name, "0 or more", min(values)))
@@ -274,7 +275,7 @@ def table(x: Any, B: int, q: Any) -> Any:
 
 def pages(block_table: Any, valid: Any, page: int, pool: int) -> None:
     """Every page-table entry that is used names a page of the pool; unused ones may hold anything."""
-    if not (_host_known(block_table) and _host_known(valid)):
+    if not (host_known(block_table) and host_known(valid)):
         return
     for b, (row, length) in enumerate(zip(block_table.tolist(), valid.tolist(), strict=True)):
         used = row[: -(-length // page)] if page else []

@@ -3,10 +3,6 @@
 Validation is remembered. What ``bind`` finds out depends on shapes, dtypes, devices and options alone, so a second call
 of the same structure takes the ``Problem`` of the first. Calls whose *values* are checked as well (lengths on the host,
 explicit intervals) are bound every time.
-
-Under ``torch.compile`` the door is ``_traced``: the compiler does not read it, it runs it on fake tensors, where everything
-above works as it does eagerly and ends in an operator. Only the arguments are taken apart here, because None and mask
-objects do not pass that door.
 """
 
 from __future__ import annotations
@@ -15,23 +11,18 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree
 
 from .. import dispatch
 from ..arrays import reshape_leading
 from ..backends import Backend
 from ..checks import rng
-from ..masks import Explicit, Mask, Prefix, as_mask
+from ..masks import Mask
 from ..problem import Options, Problem, Tensors, bind_call
 from .function import PLAIN, attend
 
 _LIMIT = 4096  # structures remembered; a program has a handful
 
 _known: dict[Any, tuple[Problem, Backend]] = {}
-
-# a compiled call is guarded on the intervals of its mask: another mask, another compilation
-for _term in (Explicit, Prefix):
-    _pytree.register_constant(_term)
 
 
 def call(kind: str, arrays: tuple[Any, ...], options: Options) -> tuple[Tensor, Tensor]:
@@ -43,11 +34,14 @@ def call(kind: str, arrays: tuple[Any, ...], options: Options) -> tuple[Tensor, 
         options: the keyword arguments.
     """
     if torch.compiler.is_compiling():
-        return _through_compiler(kind, arrays, options)
-    return _run(kind, arrays, options)
+        from . import compiled
+
+        return compiled.call(kind, arrays, options)
+    return run(kind, arrays, options)
 
 
-def _run(kind: str, arrays: tuple[Any, ...], options: Options) -> tuple[Tensor, Tensor]:
+def run(kind: str, arrays: tuple[Any, ...], options: Options) -> tuple[Tensor, Tensor]:
+    """``call``, when nothing is being compiled."""
     device = arrays[0].device.type
     if torch.is_autocast_enabled(device):
         arrays, options = _autocast(device, arrays, options)
@@ -156,26 +150,3 @@ def _views(kind: str, arrays: tuple[Any, ...], options: Options, problem: Proble
         **indices,
     )
 
-
-def _through_compiler(kind: str, arrays: tuple[Any, ...], options: Options) -> tuple[Tensor, Tensor]:
-    """This much the compiler reads: the arguments as dictionaries without None, and the mask as its parts."""
-    mask = as_mask(options.mask)
-    given: dict[str, Any] = {str(n): x for n, x in enumerate(arrays) if x is not None}
-    named = {name: x for name, x in options._asdict().items() if x is not None and name != "mask"}
-    band = (mask.left, mask.right, mask.top_left)
-    return _traced(kind, len(arrays), given, named, band, mask.terms, list(mask.keep))
-
-
-@torch._dynamo.nonstrict_trace
-def _traced(
-    kind: str,
-    count: int,
-    given: dict[str, Any],
-    named: dict[str, Any],
-    band: tuple[int, int, bool],
-    terms: tuple[Any, ...],
-    keep: list[Tensor],
-) -> tuple[Tensor, Tensor]:
-    arrays = tuple(given.get(str(n)) for n in range(count))
-    mask = Mask(*band, terms=terms, keep=tuple(keep))
-    return _run(kind, arrays, Options(mask=mask, **named))
