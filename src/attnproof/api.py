@@ -6,6 +6,7 @@ came in.
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from . import dispatch
@@ -16,6 +17,8 @@ from .errors import DtypeError, Unsupported
 from .problem import GRADIENTS, Grads, Options, bind, bind_call
 
 Window = tuple[int, int]
+
+_AUTOGRAD = f"{__package__}.autograd"
 
 
 def attention(
@@ -75,8 +78,9 @@ def attention(
     [[0.0, 1.0, 2.0, 3.0], [2.0, 3.0, 4.0, 5.0]]
     """
     options = Options(
-        causal, window, mask, bias, alibi_slopes, softcap, sink, scale, dropout_p, seed, deterministic, align, layout, backend
-    )
+        causal, window, mask, bias, alibi_slopes, softcap, sink,
+        scale, dropout_p, seed, deterministic, align, layout, backend,
+    )  # fmt: skip
     return _call("dense", (q, k, v), options)[0]
 
 
@@ -107,8 +111,9 @@ def attention_with_lse(
         sees no key. Both are differentiable.
     """
     options = Options(
-        causal, window, mask, bias, alibi_slopes, softcap, sink, scale, dropout_p, seed, deterministic, align, layout, backend
-    )
+        causal, window, mask, bias, alibi_slopes, softcap, sink,
+        scale, dropout_p, seed, deterministic, align, layout, backend,
+    )  # fmt: skip
     return _call("dense", (q, k, v), options)
 
 
@@ -151,8 +156,9 @@ def attention_varlen(
         out [Tq, H, Dv]; rows past the last sequence are zeros. Other arguments as in ``attention``.
     """
     options = Options(
-        causal, window, mask, bias, alibi_slopes, softcap, sink, scale, dropout_p, seed, deterministic, align, "bhmd", backend
-    )
+        causal, window, mask, bias, alibi_slopes, softcap, sink,
+        scale, dropout_p, seed, deterministic, align, "bhmd", backend,
+    )  # fmt: skip
     arrays = (q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
     return _call("packed", arrays, options)[0]
 
@@ -182,8 +188,9 @@ def attention_varlen_with_lse(
 ) -> tuple[Any, Any]:
     """``attention_varlen``, and lse [H, Tq]; rows past the last sequence have -inf."""
     options = Options(
-        causal, window, mask, bias, alibi_slopes, softcap, sink, scale, dropout_p, seed, deterministic, align, "bhmd", backend
-    )
+        causal, window, mask, bias, alibi_slopes, softcap, sink,
+        scale, dropout_p, seed, deterministic, align, "bhmd", backend,
+    )  # fmt: skip
     arrays = (q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
     return _call("packed", arrays, options)
 
@@ -235,8 +242,9 @@ def attention_decode(
     Other arguments as in ``attention``.
     """
     options = Options(
-        causal, window, mask, bias, alibi_slopes, softcap, sink, scale, dropout_p, seed, deterministic, align, layout, backend
-    )
+        causal, window, mask, bias, alibi_slopes, softcap, sink,
+        scale, dropout_p, seed, deterministic, align, layout, backend,
+    )  # fmt: skip
     if _wants_grad(q, k_cache, v_cache, k_new, v_new, bias, alibi_slopes, sink):
         raise Unsupported("attention_decode", "no gradient through a cache written in place; use attention()")
     lengths = append(k_cache, v_cache, cache_seqlens, k_new, v_new, block_table, layout)
@@ -244,7 +252,16 @@ def attention_decode(
 
 
 def attention_backward(
-    q: Any, k: Any, v: Any, out: Any, lse: Any, dout: Any, *, dlse: Any = None, needs: Any = GRADIENTS, **options: Any
+    q: Any,
+    k: Any,
+    v: Any,
+    out: Any,
+    lse: Any,
+    dout: Any,
+    *,
+    dlse: Any = None,
+    needs: Any = GRADIENTS,
+    **options: Any,
 ) -> Grads:
     """Gradients without torch: the backward of ``attention_with_lse`` for NumPy arrays.
 
@@ -259,7 +276,9 @@ def attention_backward(
         ``Grads``; those not asked for, or whose input was not given, are None. dalibi is [B, H].
     """
     if is_torch(q):
-        raise DtypeError("q: expected NumPy arrays, got torch tensors (their gradients come from .backward())")
+        raise DtypeError(
+            "q: expected NumPy arrays, got torch tensors (their gradients come from .backward())"
+        )
     name = options.pop("backend", "auto")
     problem, tensors = bind(q, k, v, Options(**options))
     given = frozenset(at for at in needs if getattr(tensors, at) is not None)
@@ -284,9 +303,11 @@ def explain(q: Any, k: Any, v: Any, **options: Any) -> Explanation:
 def _call(kind: str, arrays: tuple[Any, ...], options: Options) -> tuple[Any, Any]:
     """Bind, choose, run; what torch adds (gradients, transforms, compilation) is in ``autograd``."""
     if is_torch(arrays[0]):
-        from .autograd import call
-
-        return call(kind, arrays, options)
+        # an import statement costs more than everything else here, so the loaded module is asked for first
+        autograd = sys.modules.get(_AUTOGRAD)
+        if autograd is None:
+            from . import autograd
+        return autograd.call(kind, arrays, options)
     problem, tensors = bind_call(kind, arrays, options)
     out, lse = dispatch.forward(dispatch.choose(problem, options.backend), problem, tensors)
     if kind == "packed":

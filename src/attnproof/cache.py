@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from . import checks
-from .arrays import as_int32, is_torch, transpose
+from .arrays import as_int32, transpose
 from .errors import ShapeError, expected
 
 
@@ -42,7 +42,7 @@ def append(
     for name, cache, x in zip(("k_new", "v_new"), caches, new, strict=True):
         wanted = (lengths.shape[0], cache.shape[1], new[0].shape[2], cache.shape[3])
         checks.same(f"shape {wanted}", wanted, **{name: tuple(x.shape)})
-    if is_torch(k_cache) and k_cache.device.type != "cpu":
+    if not checks.host_known(lengths):
         return _append_on_device(caches, new, lengths, block_table)
     return _append_on_host(caches, new, lengths, block_table)
 

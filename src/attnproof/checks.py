@@ -206,8 +206,12 @@ def host_known(x: Any) -> bool:
         return True
     import torch
 
+    if torch.compiler.is_compiling():
+        return False
+    from torch._C._functorch import is_functorch_wrapped_tensor
+
     ordinary = type(x) in (torch.Tensor, torch.nn.Parameter) and not torch._C._len_torch_dispatch_stack()
-    return ordinary and not torch._C._functorch.is_functorch_wrapped_tensor(x)
+    return ordinary and not is_functorch_wrapped_tensor(x)
 
 
 def cumulative(name: str, cu: Any, tokens: int, q: Any, *, given: int | None, limit: str) -> tuple[Any, int]:
@@ -235,7 +239,9 @@ def cumulative(name: str, cu: Any, tokens: int, q: Any, *, given: int | None, li
 
 def _length(name: str, x: Any) -> int:
     if is_torch(x) or isinstance(x, (bool, float)):
-        raise DtypeError(expected(name, "a Python int (reading a tensor would wait for the device)", type(x).__name__))
+        raise DtypeError(
+            expected(name, "a Python int (reading a tensor would wait for the device)", type(x).__name__)
+        )
     if x < 0:
         raise ShapeError(expected(name, "0 or more", x))
     return x
@@ -292,5 +298,3 @@ def sequence_lengths(
     if valid is not None:
         return m, valid[b]
     return m, N if cu_k is None else cu_k[b + 1] - cu_k[b]
-
-

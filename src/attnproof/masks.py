@@ -196,7 +196,9 @@ def explicit_bounds(terms: tuple[Any, ...], b: Any, i: Any, m: Any, n: Any) -> A
     for term in terms:
         if isinstance(term, Prefix):
             lengths = torch.tensor(term.lengths, device=i.device)
-            hi = torch.minimum(hi, torch.maximum(i + (n - m + 1), lengths[b if len(term.lengths) > 1 else b * 0]))
+            hi = torch.minimum(
+                hi, torch.maximum(i + (n - m + 1), lengths[b if len(term.lengths) > 1 else b * 0])
+            )
             continue
         given = (torch.as_tensor(x, device=i.device) for x in (term.lo, term.hi))
         term_lo, term_hi = (x[i] if x.ndim == 1 else x[b if x.shape[0] > 1 else b * 0, i] for x in given)

@@ -230,7 +230,9 @@ def bind_decode(
     P, Hkv, rows, Dv = v.shape
     checks.heads(H, k.shape[1], Hkv)
     checks.same(f"head dim {D} to match q", D, k_cache=k.shape[3])
-    checks.same(f"shape {tuple(k.shape[:3])} to match k_cache", tuple(k.shape[:3]), v_cache=tuple(v.shape[:3]))
+    checks.same(
+        f"shape {tuple(k.shape[:3])} to match k_cache", tuple(k.shape[:3]), v_cache=tuple(v.shape[:3])
+    )
     if block_table is None:
         checks.same(f"batch {B} to match q", B, k_cache=P)
         sizes = _Sizes(B, H, Hkv, M, rows, D, Dv, "cached")
@@ -247,11 +249,13 @@ def bind_decode(
 def bind_call(kind: str, arrays: tuple[Any, ...], options: Options) -> Bound:
     """``bind``, ``bind_varlen`` or ``bind_decode`` by the kind of call: "dense", "packed" or "decode"."""
     if kind == "dense":
-        return bind(*arrays, options)
+        q, k, v = arrays
+        return bind(q, k, v, options)
     if kind == "packed":
-        return bind_varlen(*arrays, options)
-    *arguments, num_splits = arrays
-    return bind_decode(*arguments, options, num_splits)
+        q, k, v, cu_q, cu_k, max_q, max_k = arrays
+        return bind_varlen(q, k, v, cu_q, cu_k, max_q, max_k, options)
+    q, k, v, lengths, block_table, num_splits = arrays
+    return bind_decode(q, k, v, lengths, block_table, options, num_splits)
 
 
 def _canonical(x: Any, layout: str) -> Any:

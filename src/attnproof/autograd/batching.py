@@ -37,7 +37,8 @@ def forward(call: Call, info: Any, in_dims: Sequence[int | None], *args: Any) ->
 def backward(call: Call, info: Any, in_dims: Sequence[int | None], *args: Any) -> tuple[Any, Any]:
     """The rule of ``call``, which is ``attnproof::backward`` in some form."""
     stop, size = _COUNT + _GIVEN, info.batch_size
-    arrays, settings, needs = args[:stop], args[stop:-1], args[-1].split(",") if args[-1] else []
+    arrays, settings = args[:stop], args[stop:-1]
+    needs: list[str] = args[-1].split(",") if args[-1] else []
     moved = _to_front(arrays, in_dims)
     flags = [dim is not None for dim in in_dims[:stop]]
     tensors, mapped = Tensors(*moved[:_COUNT]), Tensors(*flags[:_COUNT])
@@ -67,7 +68,7 @@ def _samples(size: int, arrays: Sequence[Any], mapped: Sequence[Any]) -> list[li
     return [[x[n] if flag else x for x, flag in zip(arrays, mapped, strict=True)] for n in range(size)]
 
 
-def _fold_rows(x: Tensor | None, mapped: bool, size: int) -> Tensor | None:
+def _fold_rows(x: Any, mapped: bool, size: int) -> Any:
     """[V, B, ...] as [V * B, ...]; what is not mapped is repeated."""
     if x is None:
         return None
@@ -77,7 +78,9 @@ def _fold_rows(x: Tensor | None, mapped: bool, size: int) -> Tensor | None:
 def _fold(tensors: Tensors, mapped: Tensors, size: int, apart: Sequence[str] = ()) -> Tensors:
     """Every tensor with the mapped axis in its batch axis; inputs in ``apart`` get a gradient for each sample."""
     batch = tensors.q.shape[1 if mapped.q else 0]
-    fields: dict[str, Any] = {name: _fold_rows(getattr(tensors, name), getattr(mapped, name), size) for name in "qkv"}
+    fields: dict[str, Any] = {
+        name: _fold_rows(getattr(tensors, name), getattr(mapped, name), size) for name in "qkv"
+    }
     for name in _BROADCAST:
         x, flag = getattr(tensors, name), getattr(mapped, name)
         if x is None or (not flag and x.shape[0] == 1 and name not in apart):
@@ -88,7 +91,7 @@ def _fold(tensors: Tensors, mapped: Tensors, size: int, apart: Sequence[str] = (
 
 
 def _unfold(x: Tensor, size: int) -> Tensor:
-    return x.unflatten(0, (size, x.shape[0] // max(size, 1)))
+    return torch.unflatten(x, 0, (size, x.shape[0] // max(size, 1)))
 
 
 def _gather(grad: Tensor, x: Tensor, mapped: bool) -> Tensor:

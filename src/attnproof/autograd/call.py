@@ -88,31 +88,32 @@ def _bound(kind: str, arrays: tuple[Any, ...], options: Options) -> tuple[Backen
 def _structure(kind: str, arrays: tuple[Any, ...], options: Options) -> Any:
     """Everything that validation looks at, hashable; None where it looks at values.
 
-    Types stand beside values, because 1, 1.0 and True are equal and not all of them are valid.
+    Types stand beside numbers, because 1, 1.0 and True are equal and not all of them are valid.
     """
     q, k, v, *rest = arrays
+    causal, window, mask, bias, slopes, softcap, sink, scale, dropout_p, seed, *_ = options
     if not (type(q) in PLAIN and type(k) in PLAIN and type(v) in PLAIN):
         return None
-    if type(options.causal) is not bool or type(options.window) is not tuple:
+    if type(causal) is not bool or type(window) is not tuple:
         return None
-    parts: list[Any] = [kind, dispatch.ORDER]
-    parts += (q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype, q.device, k.device, v.device)
-    for x in rest:
-        if isinstance(x, Tensor):
-            if x.device.type == "cpu" or type(x) not in PLAIN:
-                return None
-            parts += (x.shape, x.dtype, x.device)
-        else:
-            parts.append((type(x), x))
-    _, window, mask, bias, slopes, _, sink, _, _, seed, *_ = options
+    types = (type(softcap), type(scale), type(dropout_p), *map(type, window))
+    extras: list[Any] = []
+    if rest:
+        extras += map(_described_index, rest)
     if not (mask is None and bias is None and slopes is None and sink is None and seed is None):
-        described = [_described(x) for x in (mask, bias, slopes, sink)]
-        if any(x is False for x in described):
-            return None
-        parts += described
+        extras += map(_described, (mask, bias, slopes, sink))
         options = options._replace(mask=None, bias=None, alibi_slopes=None, sink=None, seed=None)
-    parts += (options, *map(type, options), *map(type, window))
-    return tuple(parts)
+    if any(x is False for x in extras):
+        return None
+    shapes = (q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype, q.device, k.device, v.device)
+    return (kind, shapes, options, types, *extras, dispatch.ORDER)
+
+
+def _described_index(x: Any) -> Any:
+    """What validation sees of lengths, tables and bounds of lengths; False where it reads them."""
+    if not isinstance(x, Tensor):
+        return type(x), x
+    return (x.shape, x.dtype, x.device) if type(x) in PLAIN and x.device.type != "cpu" else False
 
 
 def _described(x: Any) -> Any:
@@ -149,4 +150,3 @@ def _views(kind: str, arrays: tuple[Any, ...], options: Options, problem: Proble
         rng=rng(options.seed, q) if problem.dropout_p else None,
         **indices,
     )
-

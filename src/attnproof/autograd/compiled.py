@@ -1,8 +1,8 @@
 """The door that ``torch.compile`` goes through; imported when something is compiled.
 
-The compiler reads ``call`` below, which only takes the arguments apart. ``_traced`` it does not read: it runs it on fake
-tensors, where validation and dispatch work as they do eagerly and end in an operator, which is what the graph keeps.
-Sizes may be symbols there; a float is made a constant of the graph.
+The compiler reads ``call`` below, which only takes the arguments apart. ``_traced`` it does not read: it runs it on
+fake tensors, where validation and dispatch work as they do eagerly and end in an operator, which is what the graph
+keeps. Sizes may be symbols there; a float is made a constant of the graph.
 """
 
 from __future__ import annotations
@@ -42,5 +42,5 @@ def _traced(
 ) -> tuple[Tensor, Tensor]:
     made = tuple(Prefix(*parts) if name == "prefix" else Explicit(*parts) for name, *parts in terms)
     mask = Mask(*band, terms=made, keep=tuple(keep))
-    named = Options(*(float(x) if isinstance(x, torch.SymFloat) else x for x in options))
-    return run(kind, tuple(arrays), named._replace(mask=mask))
+    fixed: list[Any] = [float(x) if isinstance(x, torch.SymFloat) else x for x in options]
+    return run(kind, tuple(arrays), Options(*fixed)._replace(mask=mask))

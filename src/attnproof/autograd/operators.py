@@ -1,7 +1,7 @@
 """``attnproof::forward`` and ``attnproof::backward``: one call as operators that torch can trace, fake and transform.
 
-An operator takes the fields of ``Tensors`` and, as numbers and words, what of ``Problem`` cannot be read off the tensors.
-Results have the shapes, strides and dtypes that the fake kernels announce, whatever the backend returns:
+An operator takes the fields of ``Tensors`` and, as numbers and words, what of ``Problem`` cannot be read off the
+tensors. Results have the shapes, strides and dtypes that the fake kernels announce, whatever the backend returns:
 
     out                  ``problem.out_shape``, stored in the caller's layout
     lse                  contiguous
@@ -13,6 +13,7 @@ Results have the shapes, strides and dtypes that the fake kernels announce, what
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -21,6 +22,7 @@ from torch import Tensor
 
 from .. import dispatch
 from ..backends import Backend
+from ..errors import Unsupported
 from ..problem import GRADIENTS, Grads, Problem, Tensors
 from . import batching
 
@@ -61,8 +63,7 @@ _COUNT, _GIVEN_COUNT, _SETTINGS_COUNT = len(Tensors._fields), 4, len(Settings._f
 
 def settings_of(backend: str, problem: Problem) -> Settings:
     """The arguments of the operators that are not tensors."""
-    *names, _ = Settings._fields
-    return Settings(*(getattr(problem, name) for name in names), backend)
+    return Settings(**{name: getattr(problem, name) for name in Settings._fields[:-1]}, backend=backend)
 
 
 def problem_of(tensors: Tensors, s: Settings) -> Problem:
@@ -119,6 +120,8 @@ def run_backward(
     needs: Sequence[str],
 ) -> Grads:
     """The backend's backward; every gradient has the shape and dtype of its input."""
+    if not problem.deterministic:
+        refuse_if_unordered(backend)
     if dout is None:
         dout = out.new_zeros(()).expand(out.shape)
     grads = dispatch.backward(backend, problem, tensors, out, lse, dout, dlse, frozenset(needs))
@@ -129,6 +132,22 @@ def run_backward(
     if dsink is not None:
         dsink = dsink.to(tensors.sink.dtype)
     return grads._replace(dalibi=dalibi, dsink=dsink)
+
+
+def refuse_if_unordered(backend: Backend) -> None:
+    """``deterministic=False`` may only change something, and is only refused, where a backend has such a path.
+
+    Raises:
+        Unsupported: the backend would sum gradients in an order that varies, while torch promises determinism.
+    """
+    if not getattr(backend, "unordered_backward", False) or not torch.are_deterministic_algorithms_enabled():
+        return
+    reason = (
+        "deterministic=False sums gradients in an order that varies, and torch's deterministic mode is on"
+    )
+    if not torch.is_deterministic_algorithms_warn_only_enabled():
+        raise Unsupported(backend.name, f"{reason}; leave deterministic=True")
+    warnings.warn(f"{backend.name}: {reason}", stacklevel=2)
 
 
 def _new(like: Tensor, shape: Sequence[int], s: Settings, *, rows: bool) -> Tensor:
@@ -142,8 +161,15 @@ def _new(like: Tensor, shape: Sequence[int], s: Settings, *, rows: bool) -> Tens
 
 def _settled(x: Tensor, like: Tensor, s: Settings, *, rows: bool) -> Tensor:
     """The result as the fake kernel announced it; a copy only where a backend stored it otherwise."""
-    wanted = _new(like, x.shape, s, rows=rows)
-    return x if x.stride() == wanted.stride() and x.dtype == wanted.dtype else wanted.copy_(x)
+    order = tuple(range(x.ndim))
+    if rows and (s.rows == "packed" or s.layout == "bmhd"):
+        order = (1, 0, 2) if s.rows == "packed" else (0, 2, 1, 3)
+    step = 1
+    for axis in reversed(order):
+        if x.stride(axis) != step:
+            return _new(like, x.shape, s, rows=rows).copy_(x)
+        step *= max(x.shape[axis], 1)
+    return x
 
 
 def _split(args: Sequence[Any]) -> tuple[Tensors, Settings]:
@@ -152,11 +178,10 @@ def _split(args: Sequence[Any]) -> tuple[Tensors, Settings]:
 
 def _split_backward(args: Sequence[Any]) -> tuple[Tensors, tuple[Any, ...], Settings, list[str]]:
     given = _COUNT + _GIVEN_COUNT
-    needs = args[-1].split(",") if args[-1] else []
+    needs: list[str] = args[-1].split(",") if args[-1] else []
     return Tensors(*args[:_COUNT]), tuple(args[_COUNT:given]), Settings(*args[given:-1]), needs
 
 
-@torch.library.impl(LIBRARY, "forward", "CompositeExplicitAutograd")
 def _forward(*args: Any) -> tuple[Tensor, Tensor]:
     tensors, s = _split(args)
     out, lse = dispatch.forward(dispatch.load(s.backend), problem_of(tensors, s), tensors)
@@ -167,7 +192,6 @@ def _lse_like(q: Tensor) -> torch.dtype:
     return torch.float64 if q.dtype == torch.float64 else torch.float32
 
 
-@torch.library.register_fake("attnproof::forward", lib=LIBRARY)
 def _forward_fake(*args: Any) -> tuple[Tensor, Tensor]:
     tensors, s = _split(args)
     shape = (*tensors.q.shape[:-1], tensors.v.shape[-1])
@@ -175,16 +199,15 @@ def _forward_fake(*args: Any) -> tuple[Tensor, Tensor]:
     return _new(tensors.q, shape, s, rows=True), lse
 
 
-@torch.library.impl(LIBRARY, "backward", "CompositeExplicitAutograd")
 def _backward(*args: Any) -> list[Tensor]:
     tensors, given, s, needs = _split_backward(args)
     problem = problem_of(tensors, s)
-    grads = run_backward(dispatch.load(s.backend), problem, tensors, *given, needs)
-    by_name = dict(zip(GRADIENTS, grads, strict=True))
+    out, lse, dout, dlse = given
+    grads = run_backward(dispatch.load(s.backend), problem, tensors, out, lse, dout, dlse, needs)
+    by_name: dict[str, Tensor] = dict(zip(GRADIENTS, grads, strict=True))
     return [_settled(by_name[name], getattr(tensors, name), s, rows=name in "qkv") for name in needs]
 
 
-@torch.library.register_fake("attnproof::backward", lib=LIBRARY)
 def _backward_fake(*args: Any) -> list[Tensor]:
     tensors, _, s, needs = _split_backward(args)
     inputs = [(name, getattr(tensors, name)) for name in needs]
@@ -235,7 +258,7 @@ def second_order(ctx: Any, grads: Sequence[Tensor | None]) -> tuple[Any, ...]:
     def firsts(changed: dict[str, Tensor]) -> list[Tensor]:
         return _first_order_again(ctx.settings, {**values, **changed}, ctx.needs)
 
-    results, pull = torch.func.vjp(firsts, {name: values[name] for name in wanted})
+    results, pull = _pullback(firsts, {name: values[name] for name in wanted})
     given = [torch.zeros_like(y) if g is None else g for y, g in zip(results, grads, strict=True)]
     (found,) = pull(given)
     return tuple(found.get(name) for name in _VARIABLES) + (None,) * (_SETTINGS_COUNT + 1)
@@ -252,9 +275,14 @@ def _first_order_again(s: Settings, values: dict[str, Any], needs: list[str]) ->
         results = differentiable(problem, tensors._replace(**changed))
         return tuple(y for y, name in zip(results, ("dout", "dlse"), strict=True) if values[name] is not None)
 
-    _, pull = torch.func.vjp(outputs, {name: values[name] for name in needs})
+    _, pull = _pullback(outputs, {name: values[name] for name in needs})
     (found,) = pull(tuple(values[name] for name in ("dout", "dlse") if values[name] is not None))
     return [found[name] for name in needs]
+
+
+def _pullback(function: Callable[..., Any], at: dict[str, Tensor]) -> Any:
+    # torch.func nests: this works inside another transform, and records what an outer backward may differentiate
+    return torch.func.vjp(function, at)
 
 
 def _first_order(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:
@@ -270,6 +298,10 @@ def _vmap_backward(info: Any, in_dims: Sequence[int | None], *args: Any) -> tupl
     return list(grads), list(dims)
 
 
+LIBRARY.impl("forward", _forward, "CompositeExplicitAutograd")
+LIBRARY.impl("backward", _backward, "CompositeExplicitAutograd")
+torch.library.register_fake("attnproof::forward", _forward_fake, lib=LIBRARY)
+torch.library.register_fake("attnproof::backward", _backward_fake, lib=LIBRARY)
 torch.library.register_autograd("attnproof::forward", _first_order, setup_context=save_forward, lib=LIBRARY)
 torch.library.register_autograd("attnproof::backward", second_order, setup_context=save_backward, lib=LIBRARY)
 torch.library.register_vmap("attnproof::forward", _vmap_forward, lib=LIBRARY)

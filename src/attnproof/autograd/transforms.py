@@ -6,13 +6,18 @@ that torch has this form: forward without a context, ``setup_context``, and a ru
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from . import batching, operators
+
+
+def call(function: Any) -> Callable[..., Any]:
+    """``function.apply``, whose type torch leaves open."""
+    return function.apply
 
 
 class Forward(torch.autograd.Function):
@@ -25,12 +30,12 @@ class Forward(torch.autograd.Function):
     setup_context = staticmethod(operators.save_forward)
 
     @staticmethod
-    def backward(ctx: Any, dout: Tensor | None, dlse: Tensor | None) -> tuple[Any, ...]:  # noqa: D102
-        return operators.first_order(Backward.apply, ctx, dout, dlse)
+    def backward(ctx: Any, *grads: Any) -> Any:  # noqa: D102
+        return operators.first_order(call(Backward), ctx, *grads)
 
     @staticmethod
     def vmap(info: Any, in_dims: Sequence[int | None], *args: Any) -> tuple[Any, Any]:  # noqa: D102
-        return batching.forward(Forward.apply, info, in_dims, *args)
+        return batching.forward(call(Forward), info, in_dims, *args)
 
 
 class Backward(torch.autograd.Function):
@@ -43,9 +48,9 @@ class Backward(torch.autograd.Function):
     setup_context = staticmethod(operators.save_backward)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:  # noqa: D102
+    def backward(ctx: Any, *grads: Any) -> Any:  # noqa: D102
         return operators.second_order(ctx, grads)
 
     @staticmethod
     def vmap(info: Any, in_dims: Sequence[int | None], *args: Any) -> tuple[Any, Any]:  # noqa: D102
-        return batching.backward(Backward.apply, info, in_dims, *args)
+        return batching.backward(call(Backward), info, in_dims, *args)
