@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import checks
-from .arrays import as_int32, device_type, transpose
+from .arrays import as_int32, transpose
 from .errors import ShapeError, expected
 
 
@@ -123,8 +123,9 @@ def plan(
     for name, cache, x in zip(("k_new", "v_new"), caches, new, strict=True):
         wanted = (batch, cache.shape[1], count, cache.shape[3])
         checks.same(f"shape {wanted}", wanted, **{name: tuple(x.shape)})
-    lengths = checks.lengths("cache_seqlens", lengths, batch, capacity, k)
-    return Append(caches, new, lengths, _after(lengths, count, capacity), table)
+    if not checks.host_known(lengths):
+        return _append_on_device(caches, new, lengths, block_table)
+    return _append_on_host(caches, new, lengths, block_table)
 
 
 def _on_host(x: Any) -> bool:
