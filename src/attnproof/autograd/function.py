@@ -25,7 +25,7 @@ def attend(backend: Backend, problem: Problem, tensors: Tensors) -> tuple[Tensor
         from ..backends.math import differentiable
 
         return differentiable(problem, tensors)
-    if not _plain(tensors):
+    if tensors.q.is_meta or not _plain(tensors):
         operator: Any = torch.ops.attnproof.forward
         run = transforms.call(transforms.Forward) if _transforming() else operator
         return run(*tensors, *operators.settings_of(backend.name, problem))
@@ -38,13 +38,12 @@ def attend(backend: Backend, problem: Problem, tensors: Tensors) -> tuple[Tensor
     return dispatch.forward(backend, problem, tensors)
 
 
-def _plain(tensors: Tensors) -> bool:
+def _plain(tensors: tuple[Any, ...]) -> bool:
     """Whether this is an ordinary call: nobody is tracing, transforming or watching operators."""
     return (
         not _transforming()
         and not torch._C._len_torch_dispatch_stack()
         and PLAIN.issuperset(map(type, tensors))
-        and tensors.q.device.type != "meta"
     )
 
 
@@ -82,8 +81,8 @@ class _Attention(torch.autograd.Function):
         backend, problem, tensors = ctx.backend, ctx.problem, Tensors(*arrays)
         flags = dict(zip(Tensors._fields, ctx.needs_input_grad[2:], strict=False))
         needs = [name for name in GRADIENTS if flags.get(name)]
-        if torch.is_grad_enabled():
-            # somebody will differentiate this gradient
+        if torch.is_grad_enabled() or not _plain(grads):
+            # somebody will differentiate this gradient, or maps over many of them
             settings = operators.settings_of(backend.name, problem)
             again = transforms.call(transforms.Backward)
             found = again(*tensors, out, lse, dout, dlse, *settings, ",".join(needs))

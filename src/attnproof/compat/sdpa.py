@@ -87,7 +87,7 @@ def _broadcast_batches(*arrays: Any) -> tuple[Any, ...]:
     import torch
 
     try:
-        batch = tuple(torch.broadcast_shapes(*shapes))
+        batch: Any = torch.broadcast_shapes(*shapes)  # pyright: ignore[reportUnknownVariableType]
     except RuntimeError:
         raise ShapeError(
             expected("key", f"batch axes that broadcast with {_batch(arrays[0])}", shapes)
