@@ -231,7 +231,16 @@ def attention_decode(
 
 
 def attention_backward(
-    q: Any, k: Any, v: Any, out: Any, lse: Any, dout: Any, *, dlse: Any = None, needs: Any = GRADIENTS, **options: Any
+    q: Any,
+    k: Any,
+    v: Any,
+    out: Any,
+    lse: Any,
+    dout: Any,
+    *,
+    dlse: Any = None,
+    needs: Any = GRADIENTS,
+    **options: Any,
 ) -> Grads:
     """Gradients without torch: the backward of ``attention_with_lse`` for NumPy arrays.
 
@@ -247,7 +256,9 @@ def attention_backward(
         ``Grads``; those not asked for, or whose input was not given, are None. dalibi is [B, H].
     """
     if is_torch(q):
-        raise DtypeError("q: expected NumPy arrays, got torch tensors (their gradients come from .backward())")
+        raise DtypeError(
+            "q: expected NumPy arrays, got torch tensors (their gradients come from .backward())"
+        )
     given = Options(**options)
     problem, tensors = bind(q, k, v, given)
     wanted = checks.backward(problem, needs, given.seed, q, out=out, dout=dout, lse=lse, dlse=dlse)

@@ -12,7 +12,6 @@ import numpy as np
 
 from .errors import BackendMissing, DtypeError, expected
 
-
 INT32 = (-(2**31), 2**31 - 1)
 
 

@@ -137,5 +137,7 @@ def _after(lengths: Any, count: int, capacity: int) -> Any:
         return (lengths + count).clamp(max=capacity)
     need = max(lengths.tolist(), default=0) + count
     if need > capacity:
-        raise ShapeError(expected("k_new", f"room in the cache capacity of {capacity} tokens", f"{need} needed"))
+        raise ShapeError(
+            expected("k_new", f"room in the cache capacity of {capacity} tokens", f"{need} needed")
+        )
     return lengths + count

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -105,10 +106,17 @@ def backward(problem: Problem, needs: Any, seed: Any, q: Any, **arrays: Any) -> 
         raise ShapeError(expected("seed", "the (seed, offset) of the forward call, which drew its own", None))
     wanted = frozenset((needs,) if isinstance(needs, str) else needs)
     if not wanted <= GRADIENTS:
-        raise ShapeError(expected("needs", f"names out of {', '.join(sorted(GRADIENTS))}", sorted(wanted - GRADIENTS)))
+        raise ShapeError(
+            expected("needs", f"names out of {', '.join(sorted(GRADIENTS))}", sorted(wanted - GRADIENTS))
+        )
     B, H, M, Dv = problem.out_shape
     out = ((B, M, H, Dv) if problem.layout == "bmhd" else (B, H, M, Dv)), problem.dtype
-    wanted_of = {"out": out, "dout": out, "lse": ((B, H, M), problem.lse_dtype), "dlse": ((B, H, M), problem.lse_dtype)}
+    wanted_of = {
+        "out": out,
+        "dout": out,
+        "lse": ((B, H, M), problem.lse_dtype),
+        "dlse": ((B, H, M), problem.lse_dtype),
+    }
     for name, x in arrays.items():
         if x is None and name == "dlse":
             continue
@@ -197,7 +205,7 @@ def rng(seed: Any, q: Any) -> Any:
     if seed is not None and not 0 <= seed < 2**63:
         raise ShapeError(expected("seed", "an integer in [0, 2^63)", seed))
     if not is_torch(q):
-        drawn = np.random.randint(0, 2**62, size=2, dtype=np.int64)  # noqa: NPY002  np.random.seed decides
+        drawn = np.random.randint(0, 2**62, size=2, dtype=np.int64)  # np.random.seed decides
         return drawn if seed is None else np.array([seed, 0], dtype=np.int64)
     import torch
 
@@ -267,7 +275,7 @@ def cumulative(name: str, cu: Any, tokens: int, q: Any, *, given: int | None, li
     values = cu.tolist()
     if values[0] != 0:
         raise ShapeError(expected(name, "0 as its first entry", values[0]))
-    lengths = [b - a for a, b in zip(values, values[1:], strict=False)]
+    lengths = [b - a for a, b in pairwise(values)]
     if min(lengths, default=0) < 0:
         raise ShapeError(expected(name, "entries that never decrease", values))
     if values[-1] > tokens:
@@ -281,7 +289,9 @@ def cumulative(name: str, cu: Any, tokens: int, q: Any, *, given: int | None, li
 
 def _length(name: str, x: Any) -> int:
     if isinstance(x, bool) or not isinstance(x, (int, np.integer)):
-        raise DtypeError(expected(name, "a Python int (reading a tensor would wait for the device)", type(x).__name__))
+        raise DtypeError(
+            expected(name, "a Python int (reading a tensor would wait for the device)", type(x).__name__)
+        )
     if x < 0:
         raise ShapeError(expected(name, "0 or more", x))
     return int(x)
@@ -338,5 +348,3 @@ def sequence_lengths(
     if valid is not None:
         return m, valid[b]
     return m, N if cu_k is None else cu_k[b + 1] - cu_k[b]
-
-

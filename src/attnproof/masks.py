@@ -91,7 +91,9 @@ class Explicit:
         lo, hi = (x if x.ndim == 1 else x[b if len(x) > 1 else 0] for x in (self.lo, self.hi))
         if m > len(lo) or n > self.keys:
             made = (len(lo), self.keys)
-            raise ShapeError(expected("mask", f"a mask made for lengths of {(m, n)} or more", f"one for {made}"))
+            raise ShapeError(
+                expected("mask", f"a mask made for lengths of {(m, n)} or more", f"one for {made}")
+            )
         return lo[i], hi[i]
 
     def check(self, batch: int, m: int | None, n: int | None) -> None:

@@ -129,7 +129,9 @@ def _check_parts(**parts: Any) -> None:
     out, lse = parts["out_a"], parts["lse_a"]
     for name, x in parts.items():
         if not (is_torch(x) or isinstance(x, np.ndarray)) or is_torch(x) != is_torch(out):
-            raise DtypeError(expected(name, "a NumPy array or torch tensor, all of one kind", type(x).__name__))
+            raise DtypeError(
+                expected(name, "a NumPy array or torch tensor, all of one kind", type(x).__name__)
+            )
         if name.startswith("lse") and dtype_name(x) not in ("float32", "float64"):
             raise DtypeError(expected(name, "dtype float32 or float64", dtype_name(x)))
         like, first = (lse, "lse_a") if name.startswith("lse") else (out, "out_a")

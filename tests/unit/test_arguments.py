@@ -27,7 +27,9 @@ def dense(**change: Any) -> Any:
 def packed(**change: Any) -> Any:
     """attention_varlen() on 5 + 4 queries and 3 + 6 keys, with arguments replaced."""
     given = {"q": zeros(9, 4, 8), "k": zeros(9, 2, 8), "v": zeros(9, 2, 6), **change}
-    cu_q, cu_k = (given.pop(at, cu) for at, cu in (("cu_q", np.array([0, 5, 9])), ("cu_k", np.array([0, 3, 9]))))
+    cu_q, cu_k = (
+        given.pop(at, cu) for at, cu in (("cu_q", np.array([0, 5, 9])), ("cu_k", np.array([0, 3, 9])))
+    )
     return attention_varlen(given.pop("q"), given.pop("k"), given.pop("v"), cu_q, cu_k, **given)
 
 
@@ -155,7 +157,9 @@ def test_a_dtype_or_kind_that_does_not_fit_is_a_type_error(change: dict[str, Any
     assert DtypeError is type(caught.value)
 
 
-@pytest.mark.parametrize(("error", "change", "message"), PACKED, ids=lambda x: x if isinstance(x, str) else "")
+@pytest.mark.parametrize(
+    ("error", "change", "message"), PACKED, ids=lambda x: x if isinstance(x, str) else ""
+)
 def test_a_packed_call_that_does_not_fit_is_refused(
     error: type[Exception], change: dict[str, Any], message: str
 ) -> None:
@@ -203,11 +207,22 @@ def test_lengths_are_int32_or_int64_or_a_list() -> None:
 def test_a_larger_max_seqlen_changes_nothing() -> None:
     """Not the result, and not which biases and masks fit either."""
     rng = np.random.default_rng(0)
-    given = {"q": rng.standard_normal((9, 4, 8)), "k": rng.standard_normal((9, 2, 8)), "v": rng.standard_normal((9, 2, 6))}
-    for more in ({}, {"bias": rng.standard_normal((5, 6))}, {"mask": rng.random((4, 5, 6)) < 0.5}, {"causal": True}):
+    given = {
+        "q": rng.standard_normal((9, 4, 8)),
+        "k": rng.standard_normal((9, 2, 8)),
+        "v": rng.standard_normal((9, 2, 6)),
+    }
+    for more in (
+        {},
+        {"bias": rng.standard_normal((5, 6))},
+        {"mask": rng.random((4, 5, 6)) < 0.5},
+        {"causal": True},
+    ):
         right = packed(**given, **more)
         assert right.tolist() == packed(**given, **more, max_seqlen_q=5, max_seqlen_k=6).tolist()
-        assert right.tolist() == packed(**given, **more, max_seqlen_q=500, max_seqlen_k=np.int64(600)).tolist()
+        assert (
+            right.tolist() == packed(**given, **more, max_seqlen_q=500, max_seqlen_k=np.int64(600)).tolist()
+        )
 
 
 def test_a_bias_made_for_longer_sequences_is_fine() -> None:
@@ -219,7 +234,13 @@ def test_a_bias_made_for_longer_sequences_is_fine() -> None:
 
 def test_numbers_of_numpy_are_numbers() -> None:
     right = dense(scale=0.5, softcap=2.0, dropout_p=0.5, seed=3, window=(2, 1))
-    got = dense(scale=F(0.5), softcap=np.int64(2), dropout_p=F(0.5), seed=np.int64(3), window=(np.int64(2), np.int32(1)))
+    got = dense(
+        scale=F(0.5),
+        softcap=np.int64(2),
+        dropout_p=F(0.5),
+        seed=np.int64(3),
+        window=(np.int64(2), np.int32(1)),
+    )
     assert right.tolist() == got.tolist()
 
 
@@ -242,7 +263,12 @@ class TestTorchArguments:
     def call(**change: Any) -> Any:
         import torch
 
-        given = {"q": torch.zeros(2, 4, 5, 8), "k": torch.zeros(2, 2, 7, 8), "v": torch.zeros(2, 2, 7, 6), **change}
+        given = {
+            "q": torch.zeros(2, 4, 5, 8),
+            "k": torch.zeros(2, 2, 7, 8),
+            "v": torch.zeros(2, 2, 7, 6),
+            **change,
+        }
         return attention(given.pop("q"), given.pop("k"), given.pop("v"), **given)
 
     def test_arrays_and_tensors_are_not_mixed(self) -> None:
@@ -272,13 +298,17 @@ class TestTorchArguments:
             self.call(bias=torch.zeros(5, 7, device="meta"))
         q, k = torch.zeros(9, 4, 8), torch.zeros(9, 2, 8)
         with pytest.raises(TypeError, match="^cu_seqlens_q: expected device cpu to match q, got meta$"):
-            attention_varlen(q, k, k, torch.zeros(3, dtype=torch.int32, device="meta"), torch.tensor([0, 3, 9]))
+            attention_varlen(
+                q, k, k, torch.zeros(3, dtype=torch.int32, device="meta"), torch.tensor([0, 3, 9])
+            )
 
     def test_max_seqlen_is_no_tensor(self) -> None:
         import torch
 
         q, k, cu = torch.zeros(9, 4, 8), torch.zeros(9, 2, 8), torch.tensor([0, 9])
-        with pytest.raises(TypeError, match=r"^max_seqlen_q: expected a Python int \(reading a tensor would wait"):
+        with pytest.raises(
+            TypeError, match=r"^max_seqlen_q: expected a Python int \(reading a tensor would wait"
+        ):
             attention_varlen(q, k, k, cu, cu, max_seqlen_q=torch.tensor(9))
 
     def test_lengths_of_tensors_are_int32_or_int64(self) -> None:
@@ -299,7 +329,9 @@ class TestTorchArguments:
         torch.use_deterministic_algorithms(True)
         try:
             self.call(deterministic=True)
-            with pytest.raises(attnproof.Unsupported, match="^attention: deterministic=False was asked for while"):
+            with pytest.raises(
+                attnproof.Unsupported, match="^attention: deterministic=False was asked for while"
+            ):
                 self.call(deterministic=False)
         finally:
             torch.use_deterministic_algorithms(False)

@@ -54,7 +54,9 @@ def full(x: dict[str, Any], b: int) -> tuple[Any, Any]:
 @pytest.mark.parametrize("layout", ["bhmd", "bmhd"])
 @pytest.mark.parametrize("pages", [False, True])
 @pytest.mark.parametrize("kind", ["numpy", "torch"])
-def test_new_tokens_are_stored_behind_the_old_and_nothing_else_changes(layout: str, pages: bool, kind: str) -> None:
+def test_new_tokens_are_stored_behind_the_old_and_nothing_else_changes(
+    layout: str, pages: bool, kind: str
+) -> None:
     x = arrays(layout)
     x = paged(x, layout) if pages else x
     given, lengths = x, BEFORE
@@ -133,7 +135,11 @@ BAD: dict[str, tuple[type[Exception], dict[str, Any], str]] = {
         "cache_seqlens: expected shape [2], got (3,)",
     ),
     "one number for lengths": (ShapeError, {"lengths": 3}, "cache_seqlens: expected shape [2], got ()"),
-    "a negative length": (ShapeError, {"lengths": np.array([3, -1])}, "cache_seqlens: expected 0 or more, got -1"),
+    "a negative length": (
+        ShapeError,
+        {"lengths": np.array([3, -1])},
+        "cache_seqlens: expected 0 or more, got -1",
+    ),
     "a length past the capacity": (
         ShapeError,
         {"lengths": np.array([3, 13]), "k_new": None, "v_new": None},
@@ -194,8 +200,16 @@ BAD: dict[str, tuple[type[Exception], dict[str, Any], str]] = {
         {"q": np.zeros((B, 3, 3, D))},
         "k: expected a head count that divides the 3 query heads, got 2",
     ),
-    "no split": (ShapeError, {"num_splits": 0}, "num_splits: expected an integer of 1 or more, or None, got 0"),
-    "half a split": (ShapeError, {"num_splits": 1.5}, "num_splits: expected an integer of 1 or more, or None, got 1.5"),
+    "no split": (
+        ShapeError,
+        {"num_splits": 0},
+        "num_splits: expected an integer of 1 or more, or None, got 0",
+    ),
+    "half a split": (
+        ShapeError,
+        {"num_splits": 1.5},
+        "num_splits: expected an integer of 1 or more, or None, got 1.5",
+    ),
     "a bad softcap": (
         ShapeError,
         {"softcap": -1.0},
@@ -252,7 +266,12 @@ def test_an_empty_cache_gives_zeros() -> None:
     x = {**arrays(), "k_new": None, "v_new": None}
     assert not decode(x, np.zeros(B, int)).any()
     assert not decode(paged(x), np.zeros(B, int)).any()
-    pool = {**x, "k_cache": np.zeros((8, HKV, 0, D)), "v_cache": np.zeros((8, HKV, 0, D)), "block_table": TABLE}
+    pool = {
+        **x,
+        "k_cache": np.zeros((8, HKV, 0, D)),
+        "v_cache": np.zeros((8, HKV, 0, D)),
+        "block_table": TABLE,
+    }
     for backend in ("reference", "streaming"):
         assert not decode(pool, np.zeros(B, int), backend=backend).any()
 

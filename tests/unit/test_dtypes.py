@@ -7,7 +7,23 @@ from attnproof.dtypes import NAMES, compute_dtype, narrow, storage_dtype, widen
 
 ml_dtypes = pytest.importorskip("ml_dtypes")
 
-SPECIAL = [0.0, -0.0, 1.0, -1.0, np.inf, -np.inf, 3.3895313892515355e38, 3.4e38, 1e300, -1e300, 1e-40, 5e-46, -1e-60, 65504, 65520]
+SPECIAL = [
+    0.0,
+    -0.0,
+    1.0,
+    -1.0,
+    np.inf,
+    -np.inf,
+    3.3895313892515355e38,
+    3.4e38,
+    1e300,
+    -1e300,
+    1e-40,
+    5e-46,
+    -1e-60,
+    65504,
+    65520,
+]
 
 
 def numbers(dtype: str) -> np.ndarray:
@@ -16,7 +32,9 @@ def numbers(dtype: str) -> np.ndarray:
     # exact ties between neighbouring bfloat16 values, and their neighbours
     ties = (1 + (2 * np.arange(64) + 1) / 256).tolist()
     with np.errstate(over="ignore"):
-        return np.array(made + ties + [np.nextafter(x, 9) for x in ties] + [np.nextafter(x, 0) for x in ties]).astype(dtype)
+        return np.array(
+            made + ties + [np.nextafter(x, 9) for x in ties] + [np.nextafter(x, 0) for x in ties]
+        ).astype(dtype)
 
 
 def test_every_bfloat16_survives_the_way_there_and_back() -> None:
@@ -38,7 +56,9 @@ def test_float64_becomes_the_nearest_bfloat16_in_one_rounding() -> None:
     """Rounding to float32 first would move ties: 1 + 2^-8 + 2^-40 is nearer to 1 + 2^-7, by the last bit only."""
     x = numbers("float64")
     wide = widen(narrow(x, "bfloat16"), "bfloat16", np.float64)
-    grid = np.sort(np.unique(widen(np.arange(2**16, dtype=np.uint32).astype(np.uint16), "bfloat16", np.float64)))
+    grid = np.sort(
+        np.unique(widen(np.arange(2**16, dtype=np.uint32).astype(np.uint16), "bfloat16", np.float64))
+    )
     grid = grid[np.isfinite(grid)]
     for value, got in zip(x.tolist(), wide.tolist(), strict=True):
         if abs(value) > 3.3961775292304957e38:  # halfway between the largest bfloat16 and 2^128

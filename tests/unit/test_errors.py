@@ -26,7 +26,9 @@ def test_each_error_is_the_builtin_that_a_caller_would_catch() -> None:
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
-def test_an_error_survives_a_process_boundary(error: Exception, copied: Callable[[Exception], Exception]) -> None:
+def test_an_error_survives_a_process_boundary(
+    error: Exception, copied: Callable[[Exception], Exception]
+) -> None:
     """A worker's error would otherwise arrive as a TypeError about the error's own constructor."""
     other = copied(error)
     assert (type(error), str(error), vars(error)) == (type(other), str(other), vars(other))

@@ -27,7 +27,9 @@ MASKS: dict[str, Callable[[], Mask]] = {
 def picture(mask: Mask, m: int, n: int, b: int = 0) -> list[str]:
     """Rows of `x` (may be seen) and `.`, from the intervals."""
     lo, hi = mask.bounds(m, n, b)
-    return ["".join("x" if low <= j < high else "." for j in range(n)) for low, high in zip(lo, hi, strict=True)]
+    return [
+        "".join("x" if low <= j < high else "." for j in range(n)) for low, high in zip(lo, hi, strict=True)
+    ]
 
 
 def test_causal_is_bottom_right() -> None:
@@ -214,14 +216,26 @@ BAD = {
         ShapeError,
         r"window: expected sides of -1 \(unbounded\) or more, got \(-8, 0\)",
     ),
-    "a window of floats": (lambda: window(2.0, 0), DtypeError, r"window: expected two integers, got \(2\.0, 0\)"),
-    "a window of bools": (lambda: window(True, 0), DtypeError, r"window: expected two integers, got \(True, 0\)"),
+    "a window of floats": (
+        lambda: window(2.0, 0),
+        DtypeError,
+        r"window: expected two integers, got \(2\.0, 0\)",
+    ),
+    "a window of bools": (
+        lambda: window(True, 0),
+        DtypeError,
+        r"window: expected two integers, got \(True, 0\)",
+    ),
     "an unknown corner": (
         lambda: causal(align="center"),
         ShapeError,
         "align: expected 'bottom_right' or 'top_left', got 'center'",
     ),
-    "a negative prefix": (lambda: prefix(-1), ShapeError, r"prefix: expected lengths of 0 or more, got \(-1,\)"),
+    "a negative prefix": (
+        lambda: prefix(-1),
+        ShapeError,
+        r"prefix: expected lengths of 0 or more, got \(-1,\)",
+    ),
     "no prefix": (lambda: prefix([]), ShapeError, r"prefix: expected lengths of 0 or more, got \(\)"),
     "a prefix of floats": (
         lambda: prefix([2.5]),

@@ -10,7 +10,9 @@ from attnproof import DtypeError, ShapeError, attention_with_lse, merge
 from attnproof.online_softmax import State, finalize, reference_point, rescale, start
 
 
-def run(s: np.ndarray, v: np.ndarray, cuts: list[int], sink: float | None = None) -> tuple[np.ndarray, np.ndarray]:
+def run(
+    s: np.ndarray, v: np.ndarray, cuts: list[int], sink: float | None = None
+) -> tuple[np.ndarray, np.ndarray]:
     """The recurrence of the module's docstring over tiles that end at `cuts`."""
     state = start(len(s), v.shape[1], s.dtype, sink)
     for a, b in itertools.pairwise([0, *cuts]):
@@ -157,13 +159,20 @@ def test_merge_passes_nan_and_infinity_on(kind: str, value: float) -> None:
 def test_merge_is_differentiable_in_all_four_parts() -> None:
     torch = pytest.importorskip("torch")
     rng = np.random.default_rng(2)
-    given = [torch.from_numpy(rng.standard_normal(shape)).requires_grad_() for shape in ((2, 3), 2, (2, 3), 2)]
+    given = [
+        torch.from_numpy(rng.standard_normal(shape)).requires_grad_() for shape in ((2, 3), 2, (2, 3), 2)
+    ]
     assert torch.autograd.gradcheck(merge, given)
 
 
 def test_the_gradient_of_merge_is_finite_beside_empty_sets() -> None:
     torch = pytest.importorskip("torch")
-    given = [torch.zeros(2, 3), torch.tensor([-torch.inf, 0.0]), torch.ones(2, 3), torch.full((2,), -torch.inf)]
+    given = [
+        torch.zeros(2, 3),
+        torch.tensor([-torch.inf, 0.0]),
+        torch.ones(2, 3),
+        torch.full((2,), -torch.inf),
+    ]
     given = [x.requires_grad_() for x in given]
     out, lse = merge(*given)
     grads = torch.autograd.grad((out.sum(), lse[1]), given)
@@ -217,5 +226,7 @@ def test_parts_that_do_not_fit_are_refused(name: str) -> None:
 
 def test_kinds_are_not_mixed() -> None:
     torch = pytest.importorskip("torch")
-    with pytest.raises(DtypeError, match="^out_b: expected a NumPy array or torch tensor, all of one kind, got Tensor$"):
+    with pytest.raises(
+        DtypeError, match="^out_b: expected a NumPy array or torch tensor, all of one kind, got Tensor$"
+    ):
         merge(OUT, LSE, torch.from_numpy(OUT), LSE)

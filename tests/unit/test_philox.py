@@ -41,7 +41,15 @@ def test_the_known_answer_decides_which_keys_stay() -> None:
     seed = key[0] | key[1] << 32
     for j, word in enumerate(answer):
         for p, kept in [((word + 1) / 2**32, False), (word / 2**32, True)]:
-            found = keep(p, seed=seed, offset=offset, plane=plane, i=np.array([i]), start=4 * quad + j, stop=4 * quad + j + 1)
+            found = keep(
+                p,
+                seed=seed,
+                offset=offset,
+                plane=plane,
+                i=np.array([i]),
+                start=4 * quad + j,
+                stop=4 * quad + j + 1,
+            )
             assert [[kept]] == found.tolist()
 
 
@@ -72,14 +80,15 @@ def test_neighbours_are_independent() -> None:
 @pytest.mark.parametrize("other", [{"seed": 2}, {"seed": 1 + 2**32}, {"offset": 3}, {"plane": 4}])
 def test_every_part_of_the_key_matters(other: dict[str, int]) -> None:
     given = {"seed": 1, "offset": 2, "plane": 3}
-    a, b = (
-        keep(0.5, **{**given, **more}, i=np.arange(100), start=0, stop=100) - 0.5 for more in ({}, other)
-    )
+    a, b = (keep(0.5, **{**given, **more}, i=np.arange(100), start=0, stop=100) - 0.5 for more in ({}, other))
     assert abs((a * b).mean() * 4) < 5 / np.sqrt(a.size)
 
 
 def test_the_offset_counts_modulo_2_to_the_32() -> None:
-    a, b = (keep(0.5, seed=1, offset=offset, plane=3, i=np.arange(9), start=0, stop=9) for offset in (5, 5 + 2**32))
+    a, b = (
+        keep(0.5, seed=1, offset=offset, plane=3, i=np.arange(9), start=0, stop=9)
+        for offset in (5, 5 + 2**32)
+    )
     assert a.tolist() == b.tolist()
 
 
@@ -106,7 +115,9 @@ def test_tile_sizes_do_not_move_the_dropped_pairs(order: str, blocks: tuple[int,
     whole, _ = streaming.forward(*bound)
     assert np.allclose(whole, out, rtol=0, atol=1e-14)
     grads = streaming.backward(*bound, out, lse, q, None, frozenset("qkv"), **given)
-    for a, b in zip(grads[:3], streaming.backward(*bound, out, lse, q, None, frozenset("qkv"))[:3], strict=True):
+    for a, b in zip(
+        grads[:3], streaming.backward(*bound, out, lse, q, None, frozenset("qkv"))[:3], strict=True
+    ):
         assert np.allclose(a, b, rtol=0, atol=1e-13)
 
 
@@ -133,9 +144,9 @@ def test_a_packed_sequence_drops_what_its_dense_twin_drops() -> None:
 
 def test_calls_differ_and_are_equal_after_reseeding() -> None:
     q, k, v = drawn(9, 9)
-    np.random.seed(0)  # noqa: NPY002  the generator that a NumPy call draws from
+    np.random.seed(0)
     first, second = (attention(q, k, v, dropout_p=0.5) for _ in range(2))
-    np.random.seed(0)  # noqa: NPY002
+    np.random.seed(0)
     again = attention(q, k, v, dropout_p=0.5)
     assert first.tolist() == again.tolist()
     assert first.tolist() != second.tolist()
@@ -143,9 +154,9 @@ def test_calls_differ_and_are_equal_after_reseeding() -> None:
 
 def test_no_dropout_leaves_the_generator_alone() -> None:
     q, k, v = drawn(9, 9)
-    before = np.random.get_state()[1].tolist()  # noqa: NPY002
+    before = np.random.get_state()[1].tolist()
     attention(q, k, v, dropout_p=0.0)
-    assert before == np.random.get_state()[1].tolist()  # noqa: NPY002
+    assert before == np.random.get_state()[1].tolist()
 
 
 def test_the_torch_generator_decides_for_tensors() -> None:

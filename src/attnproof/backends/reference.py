@@ -2,7 +2,8 @@ r"""The oracle: attention materialised, in float64, in the order SEMANTICS secti
 
 Computes per sequence and head
 
-    S = mask(bias(alibi(softcap(scale * Q K^T)))),  P = softmax([S, sink]),  O = dropout(P) V,  lse = logsumexp([S, sink])
+    S = mask(bias(alibi(softcap(scale * Q K^T)))),  P = softmax([S, sink]),  O = dropout(P) V
+    lse = logsumexp([S, sink])
 
 and backward
 
@@ -62,7 +63,9 @@ def materialise(
             yield one  # outside of it, or the caller would run under this error state until the next head
 
 
-def forward(problem: Problem, tensors: Tensors, *, compute: npt.DTypeLike = np.float64) -> tuple[Array, Array]:
+def forward(
+    problem: Problem, tensors: Tensors, *, compute: npt.DTypeLike = np.float64
+) -> tuple[Array, Array]:
     """See ``backends.Backend``; ``compute`` may be float32 to see what plain single precision gives."""
     out = empty_like_rows(problem, problem.out_shape[-2], problem.H, problem.Dv, storage_dtype(problem.dtype))
     lse = np.full(problem.out_shape[:-1], -np.inf, dtype=problem.lse_dtype)
@@ -134,7 +137,8 @@ def _head(seq: Sequence, head: int, allowed: Array, compute: npt.DTypeLike) -> M
     problem, tensors = seq.problem, seq.tensors
     q = widen(seq.queries(tensors.q)[head], problem.dtype, compute)
     k, v = (
-        widen(seq.keys(x, head // problem.G, 0, seq.n), problem.dtype, compute) for x in (tensors.k, tensors.v)
+        widen(seq.keys(x, head // problem.G, 0, seq.n), problem.dtype, compute)
+        for x in (tensors.k, tensors.v)
     )
     capped = problem.scale * (q @ k.T)
     if problem.softcap:
