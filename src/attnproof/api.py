@@ -267,7 +267,7 @@ def attention_backward(
     chosen = dispatch.choose(problem, given.backend)
     grads = dispatch.backward(chosen, problem, tensors, rows[0], lse, rows[1], dlse, asked)
     if problem.layout == "bmhd":
-        return Grads(*(None if x is None else transpose(x, 1, 2) for x in grads[:3]), *grads[3:])
+        return Grads._make([*(None if x is None else transpose(x, 1, 2) for x in grads[:3]), *grads[3:]])
     return grads
 
 

@@ -27,9 +27,13 @@ def backward(**change: Any) -> Any:
     return attention_backward(*QKV, given.pop("out"), given.pop("lse"), given.pop("dout"), **given)
 
 
-@pytest.mark.parametrize("needs", [(), ("q",), ("k", "bias"), ("v",), ("alibi_slopes", "sink"), "q", GRADIENTS])
+@pytest.mark.parametrize(
+    "needs", [(), ("q",), ("k", "bias"), ("v",), ("alibi_slopes", "sink"), "q", GRADIENTS]
+)
 @pytest.mark.parametrize("backend", ["streaming", "reference"])
-def test_only_what_is_asked_for_is_computed_and_it_does_not_depend_on_the_rest(needs: Any, backend: str) -> None:
+def test_only_what_is_asked_for_is_computed_and_it_does_not_depend_on_the_rest(
+    needs: Any, backend: str
+) -> None:
     everything = backward(backend=backend)
     for name, right, got in zip(GRADIENTS, everything, backward(needs=needs, backend=backend), strict=True):
         if name in ((needs,) if isinstance(needs, str) else needs):
@@ -102,7 +106,11 @@ BAD: dict[str, tuple[type[Exception], dict[str, Any], str]] = {
         {"lse": LSE.astype(np.float16)},
         "lse: expected dtype float32, got float16",
     ),
-    "dlse of another shape": (ShapeError, {"dlse": LSE[..., None]}, "dlse: expected shape (2, 4, 5), got (2, 4, 5, 1)"),
+    "dlse of another shape": (
+        ShapeError,
+        {"dlse": LSE[..., None]},
+        "dlse: expected shape (2, 4, 5), got (2, 4, 5, 1)",
+    ),
     "dlse as a number": (DtypeError, {"dlse": 1.0}, "dlse: expected a NumPy array to match q, got float"),
     "an unknown name": (
         ShapeError,
@@ -128,7 +136,9 @@ def test_what_does_not_fit_the_forward_is_refused(name: str) -> None:
 def test_tensors_are_told_where_their_gradients_come_from() -> None:
     torch = pytest.importorskip("torch")
     q = torch.zeros(1, 1, 2, 4)
-    with pytest.raises(DtypeError, match=r"^q: expected NumPy arrays, got torch tensors \(their gradients come from"):
+    with pytest.raises(
+        DtypeError, match=r"^q: expected NumPy arrays, got torch tensors \(their gradients come from"
+    ):
         attention_backward(q, q, q, q, q[..., 0], q)
 
 

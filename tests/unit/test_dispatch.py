@@ -48,7 +48,7 @@ def test_auto_takes_the_first_that_does_not_refuse() -> None:
 def test_auto_never_takes_the_oracle(monkeypatch: pytest.MonkeyPatch) -> None:
     """It materialises N x N: a call that used to fit in memory would stop to do so, silently."""
     monkeypatch.setattr(streaming, "why_not", lambda problem: "it is closed today")
-    with pytest.raises(Unsupported, match="^auto: streaming: it is closed today$"):
+    with pytest.raises(Unsupported, match=r"^auto: streaming: it is closed today$"):
         attention(Q, Q, Q)
     assert Q.shape == attention(Q, Q, Q, backend="reference").shape
 
@@ -56,7 +56,7 @@ def test_auto_never_takes_the_oracle(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("only_two")
 def test_a_named_backend_that_refuses_never_falls_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streaming, "why_not", lambda problem: "it is closed today")
-    with pytest.raises(Unsupported, match="^streaming: it is closed today$") as caught:
+    with pytest.raises(Unsupported, match=r"^streaming: it is closed today$") as caught:
         attention(Q, Q, Q, backend="streaming")
     assert ("streaming", "it is closed today") == (caught.value.backend, caught.value.reason)
 
@@ -78,7 +78,10 @@ def test_explain_shows_the_whole_table(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streaming, "why_not", lambda problem: "it is closed today")
     for name, lines in {
         "auto": ["   streaming  it is closed today", "   reference  would serve it; runs only when named"],
-        "streaming": ["   streaming  it is closed today", "   reference  would serve it; runs only when named"],
+        "streaming": [
+            "   streaming  it is closed today",
+            "   reference  would serve it; runs only when named",
+        ],
     }.items():
         refused = explain(Q, Q, Q, backend=name)
         assert (None, lines) == (refused.chosen, str(refused).splitlines())
@@ -122,7 +125,14 @@ def test_a_torch_backend_serves_numpy_arrays(monkeypatch: pytest.MonkeyPatch) ->
         unaligned = np.frombuffer(b"x" + base.tobytes(), np.uint8)[1:].view(dtype).reshape(base.shape)
         records = np.zeros(base.shape, [("a", dtype), ("b", np.int8)])
         records["a"] = base
-        for x in (base, base[:, :, ::-1], base[..., ::2], unaligned, records["a"], np.broadcast_to(base[:, :, :1], base.shape)):
+        for x in (
+            base,
+            base[:, :, ::-1],
+            base[..., ::2],
+            unaligned,
+            records["a"],
+            np.broadcast_to(base[:, :, :1], base.shape),
+        ):
             bound = bind(x, x, x, Options(mask=np.broadcast_to(np.bool_(True), (6, 6))))
             out, lse = dispatch.forward(Fake, *bound)
             assert (type(x), x.dtype, x.tolist()) == (type(out), out.dtype, out.tolist())
@@ -145,7 +155,9 @@ def test_arrays_are_not_copied_on_their_way_to_a_torch_backend() -> None:
 def test_a_tensor_with_a_lazy_negation_is_read_right() -> None:
     """The imaginary part of a conjugate carries a flag instead of a sign."""
     torch = pytest.importorskip("torch")
-    z = torch.complex(torch.randn(1, 2, 3, 4, generator=torch.Generator().manual_seed(0)), torch.ones(1, 2, 3, 4))
+    z = torch.complex(
+        torch.randn(1, 2, 3, 4, generator=torch.Generator().manual_seed(0)), torch.ones(1, 2, 3, 4)
+    )
     x = z.conj().imag
     assert x.is_neg()
     q = z.real.contiguous()
