@@ -287,8 +287,7 @@ def attention_backward(
     chosen = dispatch.choose(problem, name)
     grads = dispatch.backward(chosen, problem, tensors, packed[0], lse, packed[1], dlse, given)
     if problem.layout == "bmhd":
-        dq, dk, dv = (None if x is None else transpose(x, 1, 2) for x in grads[:3])
-        return grads._replace(dq=dq, dk=dk, dv=dv)
+        return Grads._make([*(None if x is None else transpose(x, 1, 2) for x in grads[:3]), *grads[3:]])
     return grads
 
 

@@ -274,10 +274,10 @@ def window(left: int, right: int) -> Mask:
 
 def prefix(length: int | Sequence[int]) -> Mask:
     """Causal, but the first ``length`` keys (one number, or one per sequence) are seen by every query."""
-    one = hasattr(type(length), "__index__") and not getattr(length, "ndim", 0)
-    each: Any = (length,) if one else length
+    given: Any = length
+    one = hasattr(type(given), "__index__") and not getattr(given, "ndim", 0)  # arrays have __index__ too
     try:
-        lengths = tuple(index(x) for x in each)
+        lengths = tuple(index(x) for x in ((given,) if one else given))
     except TypeError:
         raise DtypeError(expected("prefix", "an integer, or one per sequence", repr(length))) from None
     if not lengths or min(lengths) < 0:
