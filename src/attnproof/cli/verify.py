@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from attnproof.cli._common import JsonOption, guarded, out_console, progress, write_json, write_text
+from attnproof.cli._common import JsonOption, guarded, out_console, progress, show, write_json, write_text
 
 UNTRUSTED, ALL_SKIPPED = 5, 77
 DEFAULT_REPORT = Path("reports") / "verify.html"
@@ -31,6 +31,8 @@ class Output:
 def register(app: typer.Typer) -> None:
     """Add the commands of this module."""
     app.command("verify")(guarded(verify))
+    app.command("explain-case")(guarded(explain_case))
+    app.command("selftest")(guarded(selftest))
 
 
 def verify(
@@ -186,3 +188,86 @@ def _verdict(document: dict[str, Any]) -> bool:
     if not judged:
         raise typer.Exit(ALL_SKIPPED)
     return not any(status in ("FAIL", "INVALID") for status in statuses)
+
+
+def explain_case(
+    identifier: Annotated[str, typer.Argument(metavar="ID", help="Case id, as verify prints it: name/dtype.")],
+    candidate: Annotated[str, typer.Option("--candidate", "-c", metavar="LOADER", help="The kernel.")] = "attnproof:streaming",
+    mutant: Annotated[str, typer.Option("--mutant", help="A broken kernel of the self-test instead.")] = "",
+    seed: Annotated[int, typer.Option("--seed", help="Seed of the inputs.")] = 0,
+    device: Annotated[str | None, typer.Option("--device", help="cpu or cuda.")] = None,
+    json_path: JsonOption = None,
+) -> bool:
+    """Replay one case of one kernel and show its worst row."""
+    from attnproof import cases
+    from attnproof.verify import explain, loaders, records
+    from attnproof.verify.candidate import Skip
+
+    try:
+        case = cases.find(identifier)
+    except KeyError as error:
+        raise ValueError(error.args[0]) from None
+    try:
+        judged = _mutant(mutant) if mutant else loaders.load(candidate, device)
+        found = explain.replay(judged, case, seed)
+    except Skip as reason:
+        out_console().print(str(reason))
+        raise typer.Exit(ALL_SKIPPED) from None
+    _print_replay(out_console(), found)
+    write_json(json_path, records.record("explain-case", {"seed": seed}, [records.from_verdict(found.verdict)], judged.device))
+    return found.verdict.ok
+
+
+def _mutant(name: str) -> Any:
+    from attnproof.verify.mutants import catalogue, kernel
+
+    return kernel.mutate(catalogue.find(name))
+
+
+def _print_replay(console: Console, found: Any) -> None:
+    from attnproof.report.verdicts import COLOUR
+    from attnproof.report.verdicts import show as digits
+
+    verdict = found.verdict
+    console.print(f"{verdict.case.id}, seed {verdict.seed}: {verdict.case.describe()}")
+    console.print(f"{verdict.candidate}: [{COLOUR[verdict.status]}]{verdict.status}[/] {verdict.reason}", soft_wrap=True)
+    if verdict.hint:
+        console.print(verdict.hint, soft_wrap=True)
+    rows = [(f"{report.tensor} {check.name}", f"{check.value:.4g}", f"{check.limit:.4g}", "" if check.ok else "over", check.why)
+            for report in verdict.tensors for check in report.checks]
+    show(console, "checks", "check", "value", "limit", "", "why", rows=rows)
+    if found.elements:
+        where = ", ".join(map(str, found.place))
+        elements = [(str(i), f"{got:.8g}", f"{right:.8g}", digits(error), digits(bound)) for i, got, right, error, bound in found.elements[:8]]
+        show(console, f"worst row of {found.tensor}, at [{where}], tile {found.tile} of 64", "element", "got", "right", "error",
+                            "bound", rows=elements)
+    if found.keys:
+        keys = [(str(j), f"{weight:.4g}", f"{logit:.6g}") for j, weight, logit in found.keys]
+        show(console, "the keys that decide this row", "key", "weight", "logit", rows=keys)
+
+
+def selftest(
+    tier: Annotated[str, typer.Option("--tier", help="smoke or standard.")] = "smoke",
+    seeds: Annotated[int, typer.Option("--seeds", help="Seeds on which correct kernels must be green.")] = 1,
+    mutant: Annotated[list[str] | None, typer.Option("--mutant", help="Only this broken kernel. Repeatable.")] = None,
+    json_path: JsonOption = None,
+) -> None:
+    """Prove the verifier: every broken kernel must be found, no correct one flagged."""
+    from attnproof.verify import records, selftest
+    from attnproof.verify.mutants import catalogue
+
+    names = mutant or []
+    console = out_console()
+    with progress("selftest", selftest.steps(names)) as tick:
+        score = selftest.run(tier, seeds=seeds, names=names, tick=tick)
+    rows = [(fate.operator.name, fate.operator.says, fate.how[:90] if fate.dead else "[bold red]survived[/]") for fate in score.fates]
+    show(console, "broken kernels", "mutant", "mistake", "found by", rows=rows)
+    for alarm in score.alarms:
+        console.print(f"[bold red]false alarm[/] {alarm.candidate}: {alarm.case.id} seed {alarm.seed}: {alarm.reason}", soft_wrap=True)
+    console.print(score.sentence)
+    protocol = {"tier": tier, "seeds": seeds, "mutant_set": catalogue.digest(), "dead": score.dead, "mutants": len(score.fates),
+                "alarms": len(score.alarms), "sharpness": score.sentence}
+    write_json(json_path, records.record("selftest", protocol, selftest.entries(score)))
+    missed = len(score.survivors) / max(len(score.fates), 1)
+    if score.alarms or missed > (0.1 if tier == "smoke" else 0.0):
+        raise typer.Exit(UNTRUSTED)

@@ -29,11 +29,13 @@ GUARDS = "guards"  # the column of the probes
 
 @dataclass
 class Fate:
-    """What became of one mutant: the cases that killed it, and how the first one did."""
+    """What became of one mutant: the cases that killed it, how the first one did, and what the fixed thresholds of the
+    second opinion said of all cases up to then."""
 
     operator: Operator
     killed_by: list[str] = field(default_factory=list)
     how: str = ""
+    classic: str = "PASS"
     seconds: float = 0.0
 
     @property
@@ -49,6 +51,8 @@ def fate(operator: Operator, cases: Iterable[Case], seed: int, answers: Answers,
     mutant = kernel.mutate(operator)
     for case in cases:
         verdict = run_case(mutant, case, seed, answers, explain=False)
+        if not all(report.classic_ok for report in verdict.tensors if report.tensor == "out"):
+            found.classic = "FAIL"
         if verdict.status not in (PASS, SKIP):
             _kill(found, case.id, verdict.reason)
             if first_only:
