@@ -6,7 +6,7 @@ Exit codes beyond the common ones: 5 the harness itself is not to be trusted, 77
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -67,11 +67,13 @@ def verify(
     """Judge attention kernels against float64: ours by default, anyone's with --candidate."""
     from attnproof.verify import tiers
 
+    console = out_console()
+    if real:
+        return _real(console, Output(json_path, html, junit))
     chosen = "quick" if quick else "full" if full else tier
     cases = [case for case in tiers.cases(chosen) if only in case.id]
     if not cases:
         raise ValueError(f"--case: expected a part of a case id of tier {chosen}, got {only!r}")
-    console = out_console()
     candidates, absent = _candidates(candidate or [], backend or [], device)
     for name, why in absent:
         console.print(f"[dim]{name}: not here ({why})[/]")
@@ -161,7 +163,7 @@ def _print(console: Console, document: dict[str, Any]) -> None:
 def _write(console: Console, document: dict[str, Any], output: Output) -> None:
     from attnproof.report import html, verdicts
 
-    if output.html == DEFAULT_REPORT:
+    if output.html.parent == DEFAULT_REPORT.parent:
         output.html.parent.mkdir(exist_ok=True)
     record_path = output.json_path or output.html.with_suffix(".json")
     write_json(record_path, document)

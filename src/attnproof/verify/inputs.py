@@ -344,10 +344,11 @@ def _fp16_range(case: Case, rng: np.random.Generator, q: Array, k: Array, v: Arr
 
 
 def _abyss(case: Case, rng: np.random.Generator, q: Array, k: Array, v: Array) -> Triple:
-    # every logit is near -60000 and exact in fp32: a finite filler for -inf would outweigh all real keys
+    # every logit is near -70000, below the smallest float16, and exact in fp32: a finite filler for -inf that a half
+    # type can hold would outweigh all real keys
     q = np.round(q * 2) / 2
     k = np.round(k * 2) / 2
-    q[..., 0], k[..., 0] = 256.0, -1875.0 if case.dtype != "bfloat16" else -1872.0
+    q[..., 0], k[..., 0] = 256.0, -2192.0
     return q, k, v
 
 

@@ -94,8 +94,8 @@ ADDRESSING = (
     Operator("tail-skipped", "keys after the last whole tile are dropped",
              ((LOOP, "np.flatnonzero(line != SKIP)", "np.flatnonzero((line != SKIP) & ((np.arange(len(line)) + 1) * block_n <= max(n, block_n - 1) if order == 'queries' else line == line))"),)),
     Operator("tail-read-past", "the last tile reads on past the keys",
-             ((LOOP, "cols = (col * block_n, min((col + 1) * block_n, n))", "cols = (col * block_n, (col + 1) * block_n)"),
-              (LOOP, "tile = self.seq.keys(x, self.h // self.problem.G, *cols)", "tile = self.seq.keys(x, self.h // self.problem.G, cols[0], min(cols[1], self.seq.n))\n        tile = np.concatenate([tile, np.zeros((cols[1] - cols[0] - len(tile), tile.shape[1]), tile.dtype)])"),
+             ((LOOP, "cols = (col * block_n, min((col + 1) * block_n, n))", "cols = (col * block_n, (col + 1) * block_n if order == 'queries' else min((col + 1) * block_n, n))"),
+              (LOOP, "return self._load(self.seq.keys(x, self.h // self.problem.G, *cols))", "tile = self._load(self.seq.keys(x, self.h // self.problem.G, cols[0], min(cols[1], self.seq.n)))\n        return np.concatenate([tile, np.zeros((cols[1] - cols[0] - len(tile), tile.shape[1]), tile.dtype)])"),
               (LOOP, "            j = np.arange(*cols)\n            allowed = (j >= self.lo[slice(*rows), None]) & (j < self.hi[slice(*rows), None])\n", "            j = np.arange(*cols)\n            allowed = (j >= self.lo[slice(*rows), None]) & ((j < self.hi[slice(*rows), None]) | (j >= self.seq.n))\n"),
               (LOOP, "bias = tensors.bias[b, self.h, slice(*rows), slice(*cols)]", "bias = np.zeros(s.shape, tensors.bias.dtype); part = tensors.bias[b, self.h, slice(*rows), slice(*cols)]; bias[:, :part.shape[1]] = part"),
               (LOOP, "s = np.where(tensors.keep[b, self.h, slice(*rows), slice(*cols)], s, -np.inf)", "keep = np.ones(s.shape, bool); part = tensors.keep[b, self.h, slice(*rows), slice(*cols)]; keep[:, :part.shape[1]] = part; s = np.where(keep, s, -np.inf)"))),
@@ -112,9 +112,9 @@ ADDRESSING = (
     Operator("values-swapped", "two neighbouring rows of v change places in each tile",
              ((LOOP, "head.drop(p, rows, cols) @ head.load_keys(head.seq.tensors.v, cols)", "head.drop(p, rows, cols)[:, np.r_[0:3, 4, 3, 5:p.shape[1]] if p.shape[1] > 4 else slice(None)] @ head.load_keys(head.seq.tensors.v, cols)"),)),
     Operator("heads-tiled", "key heads are tiled over query heads instead of repeated",
-             ((LOOP, "tile = self.seq.keys(x, self.h // self.problem.G, *cols)", "tile = self.seq.keys(x, self.h % self.problem.Hkv, *cols)"),)),
+             ((LOOP, "self.seq.keys(x, self.h // self.problem.G, *cols)", "self.seq.keys(x, self.h % self.problem.Hkv, *cols)"),)),
     Operator("key-head-zero", "every query head reads key head 0",
-             ((LOOP, "tile = self.seq.keys(x, self.h // self.problem.G, *cols)", "tile = self.seq.keys(x, 0, *cols)"),)),
+             ((LOOP, "self.seq.keys(x, self.h // self.problem.G, *cols)", "self.seq.keys(x, 0, *cols)"),)),
     Operator("batch-zero-keys", "every batch entry reads the keys of the first",
              ((ROWS, "            return x[self.b, head, start:stop]", "            return x[0, head, start:stop]"),)),
     Operator("scale-of-padded-dim", "the scale is that of the head dim padded to a power of two",
@@ -167,7 +167,7 @@ ADDRESSING = (
     Operator("cache-one-too-long", "one slot past the valid length is attended",
              ((ROWS, "problem.M, int(tensors.lengths[b]))", "problem.M, min(int(tensors.lengths[b]) + 1, problem.N))"),)),
     Operator("pages-in-order", "the page table is not looked at",
-             ((ROWS, "parts = [x[table[slot], head] for slot", "parts = [x[slot % len(x), head] for slot"),)),
+             ((ROWS, "pages = x[self.tensors.block_table[self.b, first:last], head]", "pages = x[np.arange(first, last) % len(x), head]"),)),
 )
 
 GRADIENTS = (
