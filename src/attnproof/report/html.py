@@ -32,7 +32,9 @@ class Section:
     html: str
 
 
-def render(record: dict[str, Any], sections: Sequence[Section] = (), selftest: dict[str, Any] | None = None) -> str:
+def render(
+    record: dict[str, Any], sections: Sequence[Section] = (), selftest: dict[str, Any] | None = None
+) -> str:
     """The report of a verify record; `selftest` is a record of the same kind of run on mutants."""
     page = (TEMPLATES / "verify.html").read_text(encoding="utf-8")
     parts = {
@@ -42,7 +44,9 @@ def render(record: dict[str, Any], sections: Sequence[Section] = (), selftest: d
         "{{headline}}": headline(record),
         "{{facts}}": facts(record),
         "{{sections}}": "".join(_section(section) for section in sections),
-        "{{navigation}}": "".join(f'<a href="#{_anchor(section.title)}">{escape(section.title)}</a>' for section in sections),
+        "{{navigation}}": "".join(
+            f'<a href="#{_anchor(section.title)}">{escape(section.title)}</a>' for section in sections
+        ),
         "{{data}}": embed(compact(record, selftest)),
     }
     for mark, text in parts.items():
@@ -85,7 +89,11 @@ def headline(record: dict[str, Any]) -> str:
     findings, passed = statuses.count("FINDING"), statuses.count("PASS")
     kernels = len({result["candidate"] for result in record["results"]})
     mark = "bad" if failed else "good"
-    words = f"{failed} of {passed + failed + findings} results do not hold" if failed else f"{passed} results hold, none of ours fails"
+    words = (
+        f"{failed} of {passed + failed + findings} results do not hold"
+        if failed
+        else f"{passed} results hold, none of ours fails"
+    )
     if findings:
         words += f"; {findings} findings about other kernels"
     return f'<p class="headline {mark}">{words}.</p><p>{kernels} kernels on {len({r["case"] for r in record["results"]})} named cases.</p>'
@@ -100,11 +108,15 @@ def facts(record: dict[str, Any]) -> str:
         "device": environment["device"],
         "processor": f"{environment['cpu']}, {environment.get('threads', '?')} threads",
         "versions": ", ".join(f"{name} {version}" for name, version in environment["versions"].items()),
-        "commit": "-" if not commit else commit[:12] + (" with local changes" if environment.get("dirty") else ""),
+        "commit": "-"
+        if not commit
+        else commit[:12] + (" with local changes" if environment.get("dirty") else ""),
         "cases": f"tier {protocol.get('tier', '-')}, seed {protocol.get('seed', '-')}",
         "sharpness": protocol.get("sharpness", "not measured in this run"),
     }
-    return "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(str(value))}</dd></div>" for name, value in pairs.items())
+    return "".join(
+        f"<div><dt>{escape(name)}</dt><dd>{escape(str(value))}</dd></div>" for name, value in pairs.items()
+    )
 
 
 def compact(record: dict[str, Any], selftest: dict[str, Any] | None) -> dict[str, Any]:
@@ -118,9 +130,17 @@ def compact(record: dict[str, Any], selftest: dict[str, Any] | None) -> dict[str
 
 def _short(result: dict[str, Any]) -> dict[str, Any]:
     return {
-        "case": result["case"], "group": result["group"], "about": result["describe"], "dtype": result["dtype"],
-        "who": result["candidate"], "status": result["status"], "why": result["reason"], "hint": result["hint"],
-        "notes": result["notes"], "replay": result["replay"], "guards": _guards(result),
+        "case": result["case"],
+        "group": result["group"],
+        "about": result["describe"],
+        "dtype": result["dtype"],
+        "who": result["candidate"],
+        "status": result["status"],
+        "why": result["reason"],
+        "hint": result["hint"],
+        "notes": result["notes"],
+        "replay": result["replay"],
+        "guards": _guards(result),
         "tensors": [_short_tensor(tensor) for tensor in result["tensors"]],
     }
 
@@ -130,17 +150,34 @@ def _guards(result: dict[str, Any]) -> dict[str, str]:
 
 
 def _short_tensor(tensor: dict[str, Any]) -> list[Any]:
-    checks = [[check["name"], _digits(check["value"]), _digits(check["limit"])] for check in tensor["checks"] if not check["ok"]]
+    checks = [
+        [check["name"], _digits(check["value"]), _digits(check["limit"])]
+        for check in tensor["checks"]
+        if not check["ok"]
+    ]
     worst = tensor["worst"]
-    where = [] if worst is None or tensor["ok"] else [worst["index"], _digits(worst["got"]), _digits(worst["expected"]), _digits(worst["bound"])]
+    where = (
+        []
+        if worst is None or tensor["ok"]
+        else [worst["index"], _digits(worst["got"]), _digits(worst["expected"]), _digits(worst["bound"])]
+    )
     numbers = [_digits(tensor[field]) for field in ("max_abs", "rms", "z_rms", "z_max", "bound_used")]
     return [tensor["tensor"], *numbers, int(tensor["ok"]), int(tensor["classic_ok"]), checks, where]
 
 
 def _kind(entry: dict[str, Any]) -> dict[str, Any]:
     result = entry["result"]
-    return {"status": entry["status"], "who": entry["candidate"], "tensor": entry["tensor"], "check": entry["check"],
-            "count": entry["count"], "case": result["case"], "why": result["reason"], "hint": result["hint"], "replay": result["replay"]}
+    return {
+        "status": entry["status"],
+        "who": entry["candidate"],
+        "tensor": entry["tensor"],
+        "check": entry["check"],
+        "count": entry["count"],
+        "case": result["case"],
+        "why": result["reason"],
+        "hint": result["hint"],
+        "replay": result["replay"],
+    }
 
 
 def _mutant(result: dict[str, Any]) -> dict[str, Any]:

@@ -35,8 +35,14 @@ PACKED_AXES = {"lse": ("head", "token")}
 LARGEST = 1 << 22  # score elements above which no hypothesis is tried
 
 
-def diagnose(candidate: Candidate, inputs: Inputs, outputs: Outputs, answer: Answer, setting: Setting,
-             broken: list[TensorReport]) -> str:
+def diagnose(
+    candidate: Candidate,
+    inputs: Inputs,
+    outputs: Outputs,
+    answer: Answer,
+    setting: Setting,
+    broken: list[TensorReport],
+) -> str:
     """A sentence or two about a failure, empty when nothing is known."""
     first = broken[0]
     parts: list[str] = []
@@ -87,7 +93,9 @@ def _axis_words(failing: Array, axis: int, name: str) -> str:
 
 def _values_words(values: Array) -> str:
     if np.isnan(values).all():
-        return "all NaN there: never written, or read from beyond an array (there is only NaN around the inputs)"
+        return (
+            "all NaN there: never written, or read from beyond an array (there is only NaN around the inputs)"
+        )
     if np.isnan(values).any():
         return "NaN among them"
     if (values == 0).all():
@@ -126,7 +134,9 @@ def hypothesis(inputs: Inputs, outputs: Outputs, setting: Setting, broken: set[s
     for name, changed in _changes(asked, inputs):
         with np.errstate(all="ignore"):
             other = solve(changed)
-            report = judge_tensor("out", outputs.values["out"], other.tensors["out"], other, setting, None, case.dtype)
+            report = judge_tensor(
+                "out", outputs.values["out"], other.tensors["out"], other, setting, None, case.dtype
+            )
         if report.ok:
             return f"it is the right answer with {name}"
     return ""
@@ -163,7 +173,7 @@ def _changes(asked: Question, inputs: Inputs) -> Iterator[tuple[str, Question]]:
         yield "no ALiBi", replace(asked, slopes=None)
     if asked.sink is not None:
         yield "no sink", replace(asked, sink=None)
-    if case.H != case.Hkv:
+    if case.Hkv != case.H:
         tiled = np.arange(case.H) % case.Hkv
         yield "key heads tiled instead of repeated", replace(asked, k=asked.k[:, tiled], v=asked.v[:, tiled])
     if case.N > 1:

@@ -63,7 +63,9 @@ def replay(candidate: Candidate, case: Case, seed: int = 0) -> Replay:
         return _worst_row(verdict, candidate, fresh, outputs, answer)
 
 
-def _worst_row(verdict: Verdict, candidate: Candidate, inputs: Inputs, outputs: Outputs, answer: Answer) -> Replay:
+def _worst_row(
+    verdict: Verdict, candidate: Candidate, inputs: Inputs, outputs: Outputs, answer: Answer
+) -> Replay:
     shown = next((report for report in verdict.tensors if not report.ok), None)
     shown = shown or next((report for report in verdict.tensors if report.tensor == "out"), None)
     found = Replay(verdict)
@@ -77,8 +79,9 @@ def _worst_row(verdict: Verdict, candidate: Candidate, inputs: Inputs, outputs: 
     return found
 
 
-def _elements(report: TensorReport, inputs: Inputs, outputs: Outputs, answer: Answer,
-              candidate: Candidate) -> list[tuple[int, float, float, float, float]]:
+def _elements(
+    report: TensorReport, inputs: Inputs, outputs: Outputs, answer: Answer, candidate: Candidate
+) -> list[tuple[int, float, float, float, float]]:
     got = outputs.values[report.tensor]
     assert report.worst is not None
     if report.tensor == "lse":
@@ -105,11 +108,21 @@ def heaviest_keys(inputs: Inputs, row: tuple[int, ...], count: int = 6) -> list[
     b, h, i = row
     asked = question(inputs)
     group = inputs.case.H // inputs.case.Hkv
-    one = replace(asked, q=asked.q[b : b + 1, h : h + 1, i : i + 1], k=asked.k[b : b + 1, h // group : h // group + 1],
-                  v=np.eye(inputs.case.N)[None, None], dout=None, dlse=None, row_ids=np.array([i]), rows=inputs.case.M,
-                  keep=_at(asked.keep, b, h, i), bias=_at(asked.bias, b, h, i),
-                  slopes=None if asked.slopes is None else asked.slopes[b : b + 1, h : h + 1],
-                  sink=None if asked.sink is None else asked.sink[h : h + 1], dropout_p=0.0)
+    one = replace(
+        asked,
+        q=asked.q[b : b + 1, h : h + 1, i : i + 1],
+        k=asked.k[b : b + 1, h // group : h // group + 1],
+        v=np.eye(inputs.case.N)[None, None],
+        dout=None,
+        dlse=None,
+        row_ids=np.array([i]),
+        rows=inputs.case.M,
+        keep=_at(asked.keep, b, h, i),
+        bias=_at(asked.bias, b, h, i),
+        slopes=None if asked.slopes is None else asked.slopes[b : b + 1, h : h + 1],
+        sink=None if asked.sink is None else asked.sink[h : h + 1],
+        dropout_p=0.0,
+    )
     answer = solve(one)
     weights = np.asarray(answer.tensors["out"].value)[0, 0, 0]
     lse = float(np.asarray(answer.lse)[0, 0, 0])

@@ -296,10 +296,13 @@ def _offset_v(case: Case, rng: np.random.Generator, q: Array, k: Array, v: Array
 
 
 def _needle(case: Case, rng: np.random.Generator, q: Array, k: Array, v: Array) -> Triple:
+    # each query matches one key, another one in every head
     code = np.where(k < 0, -1.0, 1.0)
-    chosen = rng.permutation(k.shape[-2])[np.arange(q.shape[-2]) % k.shape[-2]]
-    per_head = np.repeat(code[..., chosen, :], q.shape[1] // k.shape[1], axis=1)
-    return 16.0 * per_head, code, v
+    wanted = np.empty_like(q)
+    for head in range(q.shape[1]):
+        chosen = rng.permutation(k.shape[-2])[np.arange(q.shape[-2]) % k.shape[-2]]
+        wanted[:, head] = code[:, head * k.shape[1] // q.shape[1], chosen]
+    return 16.0 * wanted, code, v
 
 
 def _count(case: Case, rng: np.random.Generator, q: Array, k: Array, v: Array) -> Triple:

@@ -58,7 +58,11 @@ def failed(found: dict[str, str]) -> dict[str, str]:
 
 
 def _same(a: Outputs, b: Outputs) -> bool:
-    return all(np.array_equal(a.values[name], b.values[name], equal_nan=True) for name in a.values if name in b.values)
+    return all(
+        np.array_equal(a.values[name], b.values[name], equal_nan=True)
+        for name in a.values
+        if name in b.values
+    )
 
 
 def _with_values(inputs: Inputs, name: str, values: Array) -> Inputs:
@@ -108,7 +112,9 @@ def clocks(candidate: Candidate, case: Case) -> str:
     """The time functions are those that were there at import."""
     candidate.call(build(case, seed=14))
     exchanged = [name for name, function in _CLOCKS.items() if getattr(time, name) is not function]
-    return f"fail: {', '.join(exchanged)} exchanged" if exchanged else "ok: the clocks are the ones from import"
+    return (
+        f"fail: {', '.join(exchanged)} exchanged" if exchanged else "ok: the clocks are the ones from import"
+    )
 
 
 def possible_speed(candidate: Candidate, case: Case) -> str:
@@ -135,7 +141,11 @@ def path_witness(candidate: Candidate, case: Case) -> str:
     ghost = Outputs({name: np.zeros_like(value) for name, value in outputs.values.items()})
     if judge_outputs(candidate, inputs, ghost, Answers()).ok:
         return "fail: a kernel that does nothing would have passed"
-    ran = f"{candidate.witness()} ran" if candidate.witness is not None else "the path cannot be told from outside"
+    ran = (
+        f"{candidate.witness()} ran"
+        if candidate.witness is not None
+        else "the path cannot be told from outside"
+    )
     return f"ok: {ran}; a kernel that does nothing fails"
 
 
@@ -148,7 +158,9 @@ def repeated(candidate: Candidate, case: Case) -> str:
     if not differing:
         return f"ok: {REPEATS} calls agree bit for bit"
     if candidate.traits.deterministic:
-        return f"fail: {differing} of {REPEATS} calls differ, and it does not say that it is not deterministic"
+        return (
+            f"fail: {differing} of {REPEATS} calls differ, and it does not say that it is not deterministic"
+        )
     return f"ok: {differing} of {REPEATS} calls differ, as declared"
 
 
@@ -159,7 +171,11 @@ def no_tf32(candidate: Candidate, case: Case) -> str:
     import torch
 
     on = torch.backends.cuda.matmul.allow_tf32 or torch.backends.cudnn.allow_tf32
-    return "fail: torch allows TF32; set torch.backends.cuda.matmul.allow_tf32 = False" if on else "ok: TF32 is off"
+    return (
+        "fail: torch allows TF32; set torch.backends.cuda.matmul.allow_tf32 = False"
+        if on
+        else "ok: TF32 is off"
+    )
 
 
 def launches(candidate: Candidate, case: Case) -> str:

@@ -42,8 +42,10 @@ class Score:
     @property
     def sentence(self) -> str:
         """For records and reports."""
-        return (f"{self.dead} of {len(self.fates)} broken kernels found by tier {self.tier}, "
-                f"{len(self.alarms)} false alarms on {len(self.good)} correct ones (mutant set {catalogue.digest()})")
+        return (
+            f"{self.dead} of {len(self.fates)} broken kernels found by tier {self.tier}, "
+            f"{len(self.alarms)} false alarms on {len(self.good)} correct ones (mutant set {catalogue.digest()})"
+        )
 
 
 def correct_kernels(*, with_torch: bool = True) -> Iterator[Candidate]:
@@ -71,11 +73,20 @@ def from_control(control: controls.Control) -> Candidate:
         return Outputs(values, dict(values))
 
     traits = Traits(numerics=control.kind, arrays="numpy")
-    return Candidate(f"control {control.name}", call, traits, refuse=lambda case: controls.serves(control, case))
+    return Candidate(
+        f"control {control.name}", call, traits, refuse=lambda case: controls.serves(control, case)
+    )
 
 
-def run(tier: str, *, seed: int = 0, seeds: int = 1, names: Sequence[str] = (), tick: Callable[[str], Any] | None = None,
-        answers: Answers | None = None) -> Score:
+def run(
+    tier: str,
+    *,
+    seed: int = 0,
+    seeds: int = 1,
+    names: Sequence[str] = (),
+    tick: Callable[[str], Any] | None = None,
+    answers: Answers | None = None,
+) -> Score:
     """Mutants against the cases of a tier, then correct kernels over `seeds` seeds."""
     cases = strongest_first(tiers.cases(tier))
     operators = [catalogue.find(name) for name in names] or list(catalogue.OPERATORS)
@@ -102,6 +113,11 @@ def classics(answers: Answers | None = None) -> Score:
     return Score("smoke", matrix.self_test(cases, 0, operators, answers), [], [])
 
 
+def mutants_of(tier: str, answers: Answers | None = None) -> Score:
+    """Every broken kernel against a tier, without the correct ones."""
+    return Score(tier, matrix.self_test(strongest_first(tiers.cases(tier)), 0, answers=answers), [], [])
+
+
 def steps(names: Sequence[str]) -> int:
     """How often `run` calls its tick."""
     return (len(names) or len(catalogue.OPERATORS)) + len(controls.CONTROLS) + 3
@@ -111,9 +127,24 @@ def entries(score: Score) -> list[dict[str, Any]]:
     """The score as results of a record."""
     rows: list[dict[str, Any]] = []
     for fate in score.fates:
-        rows.append({"candidate": fate.operator.name, "says": fate.operator.says, "group": "mutant",
-                     "status": "KILLED" if fate.dead else "SURVIVED", "by": fate.killed_by[0] if fate.dead else "",
-                     "how": fate.how, "classic": fate.classic, "seconds": round(fate.seconds, 3)})
-    rows += [{"candidate": name, "group": "correct kernel", "status": "ALARM" if any(a.candidate == name for a in score.alarms)
-              else "GREEN"} for name in score.good]
+        rows.append(
+            {
+                "candidate": fate.operator.name,
+                "says": fate.operator.says,
+                "group": "mutant",
+                "status": "KILLED" if fate.dead else "SURVIVED",
+                "by": fate.killed_by[0] if fate.dead else "",
+                "how": fate.how,
+                "classic": fate.classic,
+                "seconds": round(fate.seconds, 3),
+            }
+        )
+    rows += [
+        {
+            "candidate": name,
+            "group": "correct kernel",
+            "status": "ALARM" if any(a.candidate == name for a in score.alarms) else "GREEN",
+        }
+        for name in score.good
+    ]
     return rows

@@ -88,7 +88,11 @@ def _writes_outside(run: Run) -> Run:
     def broken(inputs: Inputs) -> dict[str, Any]:
         found = run(inputs)
         # one element past the end of k: a store that misses its bound
-        end = inputs.k.offset + sum((n - 1) * s for n, s in zip(inputs.k.shape, inputs.k.strides, strict=True)) + 1
+        end = (
+            inputs.k.offset
+            + sum((n - 1) * s for n, s in zip(inputs.k.shape, inputs.k.strides, strict=True))
+            + 1
+        )
         inputs.k.buffer[end] = 0
         return found
 
@@ -123,7 +127,9 @@ def _toward_zero(run: Run) -> Run:
         wide = _wide_output(run, inputs)
         if wide is None:
             return found
-        away = np.abs(decode(out.view(np.uint16), "bfloat16") if case.dtype == "bfloat16" else out.astype(np.float64)) > np.abs(wide)
+        away = np.abs(
+            decode(out.view(np.uint16), "bfloat16") if case.dtype == "bfloat16" else out.astype(np.float64)
+        ) > np.abs(wide)
         found["out"] = np.where(away & ((magnitude & 0x7FFF) > 0), magnitude - 1, magnitude).view(out.dtype)
         return found
 
@@ -159,7 +165,9 @@ def _other_head(run: Run) -> Run:
     def broken(inputs: Inputs) -> dict[str, Any]:
         found = run(inputs)
         axis = 1
-        return found | {"out": np.roll(found["out"], 1, axis) if found["out"].shape[axis] > 1 else found["out"] * 0}
+        return found | {
+            "out": np.roll(found["out"], 1, axis) if found["out"].shape[axis] > 1 else found["out"] * 0
+        }
 
     return broken
 
@@ -170,9 +178,16 @@ BEHAVIOUR_OPERATORS = (
     Operator("writes-nothing", "the output is never written", wrap=_unwritten, guard="G1"),
     Operator("returns-last-output", "the kernel returns what it computed last time", wrap=_last_output),
     Operator("cached-by-shape", "results are cached by shape", wrap=_cached_by(lambda inputs: 0), guard="G4"),
-    Operator("cached-by-fingerprint", "results are cached by the first values of q", wrap=_cached_by(_first_values), guard="G4"),
+    Operator(
+        "cached-by-fingerprint",
+        "results are cached by the first values of q",
+        wrap=_cached_by(_first_values),
+        guard="G4",
+    ),
     Operator("writes-v", "v is overwritten after use", wrap=_writes_input, guard="G5"),
-    Operator("writes-outside", "one element past the end of k is overwritten", wrap=_writes_outside, guard="G6"),
+    Operator(
+        "writes-outside", "one element past the end of k is overwritten", wrap=_writes_outside, guard="G6"
+    ),
     Operator("race", "every third call repeats a row", wrap=_race, guard="G11"),
     Operator("output-truncated", "the output is cut off instead of rounded", wrap=_toward_zero),
     Operator("lse-in-half", "the lse is stored in half precision", wrap=_half_lse),

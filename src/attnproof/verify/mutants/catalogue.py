@@ -24,11 +24,15 @@ def find(name: str) -> Operator:
     for operator in OPERATORS:
         if operator.name == name:
             return operator
-    raise ValueError(f"mutant: expected one of {', '.join(operator.name for operator in OPERATORS)}, got {name!r}")
+    raise ValueError(
+        f"mutant: expected one of {', '.join(operator.name for operator in OPERATORS)}, got {name!r}"
+    )
 
 
 @cache
 def digest() -> str:
     """A short hash over the operators and the kernel that they change."""
-    text = repr([(operator.name, operator.edits) for operator in OPERATORS]) + "".join(source(name) for name in HOME)
+    text = repr([(operator.name, operator.edits) for operator in OPERATORS]) + "".join(
+        source(name) for name in HOME
+    )
     return sha256(text.encode()).hexdigest()[:12]

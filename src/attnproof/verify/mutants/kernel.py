@@ -135,12 +135,17 @@ def describe(inputs: Inputs) -> tuple[Any, Any]:
         width = 1 if inputs.block_table is None else inputs.block_table.shape[1]
         problem = replace(problem, N=k.shape[2] * width)
     tensors = Tensors(
-        q, k, v,
+        q,
+        k,
+        v,
         bias=None if inputs.bias is None else inputs.bias.view(),
         keep=inputs.keep,
         alibi_slopes=None if inputs.slopes is None else inputs.slopes.astype(wide),
         sink=None if inputs.sink is None else inputs.sink.astype(wide),
-        cu_q=inputs.cu_q, cu_k=inputs.cu_k, lengths=lengths, block_table=inputs.block_table,
+        cu_q=inputs.cu_q,
+        cu_k=inputs.cu_k,
+        lengths=lengths,
+        block_table=inputs.block_table,
         rng=np.array(inputs.rng, np.int64) if case.dropout_p else None,
     )
     return problem, tensors

@@ -17,11 +17,11 @@ from attnproof.cases import Case
 from attnproof.verify import probes
 from attnproof.verify.blas import one_thread
 from attnproof.verify.candidate import Candidate
+from attnproof.verify.guards import poisoned
 from attnproof.verify.inputs import build
 from attnproof.verify.mutants import kernel
 from attnproof.verify.mutants.catalogue import OPERATORS
 from attnproof.verify.mutants.operator import Operator
-from attnproof.verify.guards import poisoned
 from attnproof.verify.suite import PASS, SKIP, Answers, Verdict, judge_outputs, run_case
 
 GUARDS = "guards"  # the column of the probes
@@ -30,7 +30,8 @@ GUARDS = "guards"  # the column of the probes
 @dataclass
 class Fate:
     """What became of one mutant: the cases that killed it, how the first one did, and what the fixed thresholds of the
-    second opinion said of all cases up to then."""
+    second opinion said of all cases up to then.
+    """
 
     operator: Operator
     killed_by: list[str] = field(default_factory=list)
@@ -44,7 +45,9 @@ class Fate:
         return bool(self.killed_by)
 
 
-def fate(operator: Operator, cases: Iterable[Case], seed: int, answers: Answers, *, first_only: bool = True) -> Fate:
+def fate(
+    operator: Operator, cases: Iterable[Case], seed: int, answers: Answers, *, first_only: bool = True
+) -> Fate:
     """Run a mutant until a case kills it, or over all cases."""
     started = time.monotonic()
     found = Fate(operator)
@@ -71,8 +74,13 @@ def _kill(found: Fate, by: str, how: str) -> None:
         found.how = f"{by}: {how}"
 
 
-def self_test(cases: Sequence[Case], seed: int = 0, operators: Sequence[Operator] = OPERATORS,
-              answers: Answers | None = None, tick: Callable[[str], Any] | None = None) -> list[Fate]:
+def self_test(
+    cases: Sequence[Case],
+    seed: int = 0,
+    operators: Sequence[Operator] = OPERATORS,
+    answers: Answers | None = None,
+    tick: Callable[[str], Any] | None = None,
+) -> list[Fate]:
     """The fate of every mutant, each until its first kill."""
     answers = answers or Answers()
     fates: list[Fate] = []
@@ -84,8 +92,12 @@ def self_test(cases: Sequence[Case], seed: int = 0, operators: Sequence[Operator
     return fates
 
 
-def full_matrix(cases: Sequence[Case], seed: int = 0, operators: Sequence[Operator] = OPERATORS,
-                tick: Callable[[str], Any] | None = None) -> dict[str, list[str]]:
+def full_matrix(
+    cases: Sequence[Case],
+    seed: int = 0,
+    operators: Sequence[Operator] = OPERATORS,
+    tick: Callable[[str], Any] | None = None,
+) -> dict[str, list[str]]:
     """Every case against every mutant: names of the mutants that each case (and the guards) kill."""
     killers: dict[str, list[str]] = {case.id: [] for case in cases} | {GUARDS: []}
     with one_thread():
@@ -105,10 +117,16 @@ def _column(case: Case, seed: int, mutants: Sequence[tuple[Operator, Candidate]]
     answers = Answers()
     with np.errstate(all="ignore"):
         baseline = kernel.correct().call(build(case, seed)).values
-    return [operator.name for operator, mutant in mutants if _dies(operator, mutant, case, seed, baseline, answers)]
+    return [
+        operator.name
+        for operator, mutant in mutants
+        if _dies(operator, mutant, case, seed, baseline, answers)
+    ]
 
 
-def _dies(operator: Operator, mutant: Candidate, case: Case, seed: int, baseline: dict[str, Any], answers: Answers) -> bool:
+def _dies(
+    operator: Operator, mutant: Candidate, case: Case, seed: int, baseline: dict[str, Any], answers: Answers
+) -> bool:
     if operator.wrap:
         return run_case(mutant, case, seed, answers, explain=False).status not in (PASS, SKIP)
     inputs = build(case, seed)
@@ -122,20 +140,34 @@ def _dies(operator: Operator, mutant: Candidate, case: Case, seed: int, baseline
     return judge_outputs(mutant, inputs, outputs, answers, explain=False).status not in (PASS, SKIP)
 
 
-def greedy(killers: dict[str, list[str]], cost: dict[str, float], share: float = 1.0, times: int = 1,
-           start: Sequence[str] = ()) -> list[str]:
+def greedy(
+    killers: dict[str, list[str]],
+    cost: dict[str, float],
+    share: float = 1.0,
+    times: int = 1,
+    start: Sequence[str] = (),
+) -> list[str]:
     """Cases that kill `share` of the mutants at least `times` each, chosen by kills per second."""
     mutants = sorted({name for names in killers.values() for name in names})
-    possible = {name: sum(name in names for case, names in killers.items() if case != GUARDS) for name in mutants}
-    need = {name: min(times, possible[name]) for name in mutants if name not in killers.get(GUARDS, ()) or times > 1}
+    possible = {
+        name: sum(name in names for case, names in killers.items() if case != GUARDS) for name in mutants
+    }
+    need = {
+        name: min(times, possible[name])
+        for name in mutants
+        if name not in killers.get(GUARDS, ()) or times > 1
+    }
     chosen = list(start)
     for case in chosen:
         for name in killers.get(case, ()):
             need[name] = need.get(name, 0) - 1
     goal = sum(min(times, possible[name]) for name in need) * (1 - share)
     while sum(max(left, 0) for left in need.values()) > goal:
-        gains = {case: sum(need.get(name, 0) > 0 for name in names) / cost.get(case, 1.0)
-                 for case, names in killers.items() if case not in chosen and case != GUARDS}
+        gains = {
+            case: sum(need.get(name, 0) > 0 for name in names) / cost.get(case, 1.0)
+            for case, names in killers.items()
+            if case not in chosen and case != GUARDS
+        }
         best = max(gains, key=lambda case: gains[case], default=None)
         if best is None or gains[best] == 0:
             break
@@ -145,8 +177,12 @@ def greedy(killers: dict[str, list[str]], cost: dict[str, float], share: float =
     return chosen
 
 
-def false_alarms(candidate: Candidate, cases: Iterable[Case], seeds: Iterable[int],
-                 tick: Callable[[str], Any] | None = None) -> list[Verdict]:
+def false_alarms(
+    candidate: Candidate,
+    cases: Iterable[Case],
+    seeds: Iterable[int],
+    tick: Callable[[str], Any] | None = None,
+) -> list[Verdict]:
     """Verdicts of a correct kernel that are not passes: there must be none."""
     alarms: list[Verdict] = []
     with one_thread():

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+LOOP, SOFTMAX, SCORES, MASKS, ROWS = "streaming", "online_softmax", "scores", "masks", "rows"
+
 Edit = tuple[str, str, str]
 
 
