@@ -11,9 +11,10 @@ import re
 from dataclasses import replace
 
 from attnproof.cases.case import GAUSSIAN, RANDOM, UNBOUNDED, Case
+from attnproof.cases.named import EVERY as DTYPES
 from attnproof.cases.named import pool
 
-__all__ = ["GAUSSIAN", "RANDOM", "UNBOUNDED", "Case", "find", "pool"]
+__all__ = ["DTYPES", "GAUSSIAN", "RANDOM", "UNBOUNDED", "Case", "find", "pool"]
 
 
 def find(identifier: str) -> Case:
@@ -27,10 +28,13 @@ def find(identifier: str) -> Case:
     by_id = {case.id: case for case in pool()}
     if identifier in by_id:
         return by_id[identifier]
-    # a hidden case is a named one at other lengths: name~MxN/dtype
-    changed = re.fullmatch(r"(.+)~(\d+)x(\d+)/(\w+)", identifier)
-    if changed and f"{changed[1]}/{changed[4]}" in by_id:
-        base = by_id[f"{changed[1]}/{changed[4]}"]
-        return replace(base, name=f"{changed[1]}~{changed[2]}x{changed[3]}", M=int(changed[2]), N=int(changed[3]))
+    # a named case in a dtype or at lengths that the list does not have: name~MxN/dtype
+    parts = re.fullmatch(r"([^~/]+)(?:~(\d+)x(\d+))?/(\w+)", identifier)
+    same = [case for case in by_id.values() if parts and case.name == parts[1]]
+    if parts and same and parts[4] in DTYPES:
+        base = replace(same[0], dtype=parts[4])
+        if parts[2]:
+            return replace(base, name=f"{base.name}~{parts[2]}x{parts[3]}", M=int(parts[2]), N=int(parts[3]))
+        return base
     near = ", ".join(get_close_matches(identifier, by_id, n=4, cutoff=0.3)) or "none is close"
     raise KeyError(f"case: expected a known id, got {identifier!r} (nearest: {near})")

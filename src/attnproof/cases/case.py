@@ -29,6 +29,7 @@ class Case:
         layout: how the arrays lie in memory: bhmd, bmhd, offset, strided, transposed, expanded, qkv, far.
         rows: dense, packed, cached or paged; lens_q and lens_k are the lengths per sequence then.
         append: how many of lens_k are handed over as new keys (cached and paged rows only).
+        sample: how many query rows are judged (all of their keys), 0 for all; forward and dense rows only.
         diagnostic: true where a decoy may pass by construction; such a case never counts as proof of power.
     """
 
@@ -62,6 +63,7 @@ class Case:
     lens_k: tuple[int, ...] = ()
     append: int = 0
     page: int = 0
+    sample: int = 0
     backward: bool = False
     dlse: bool = False
     diagnostic: bool = False

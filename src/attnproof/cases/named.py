@@ -143,7 +143,9 @@ def _scores() -> list[Case]:
     pool += _dense("alibi", "scores", 150, 220, HALF_AND_SINGLE, alibi=True, backward=True)
     pool += _dense("alibi-causal", "scores", 180, 180, LOW, alibi=True, causal=True, backward=True)
     pool += _dense("sink", "scores", 120, 170, HALF_AND_SINGLE, sink=True, backward=True)
-    pool += _dense("sink-causal-dead", "scores", 150, 90, LOW, sink=True, causal=True, backward=True)
+    pool += _dense(
+        "sink-causal-dead", "scores", 150, 90, LOW, sink=True, causal=True, backward=True, dlse=True
+    )
     pool += _dense("scale-one", "scores", 100, 130, LOW, scale=1.0, D=16, H=2, backward=True)
     pool += _dense("scale-negative", "scores", 100, 130, LOW, scale=-0.2, H=2, backward=True)
     pool += _dense(
@@ -402,6 +404,7 @@ def _dropout() -> list[Case]:
 def _long() -> list[Case]:
     pool = _dense("long-2048-grad", "length", 2048, 2048, LOW, H=1, backward=True)
     pool += _dense("long-keys-16384", "length", 16, 16384, LOW, H=1)
+    pool += _dense("long-square-16384", "length", 16384, 16384, ("bfloat16",), H=1, causal=True, sample=256)
     pool += _dense("long-far-tail", "length", 64, 4100, HALF_AND_SINGLE, H=2)
     return pool
 

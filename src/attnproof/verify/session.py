@@ -86,10 +86,11 @@ def run(chosen: Chosen, plan: Plan, progress: Progress | None = None) -> dict[st
         tick("self-test")
         # the kernels run before the oracle has any answer of theirs in memory
         for candidate in candidates:
-            results += [_entry(verdict, candidate) for verdict in suite.run(candidate, plan.cases, plan.seed, answers, tick)]
+            cases = [served(case, candidate) for case in plan.cases]
+            results += [_entry(verdict, candidate) for verdict in suite.run(candidate, cases, plan.seed, answers, tick)]
             results += _guard_entry(candidate, plan)
             tick(f"guards of {candidate.name}")
-        results += _powerless(plan, answers, results, tick)
+        results += _powerless(candidates, plan, answers, results, tick)
     for candidate in candidates:
         isolation.close(candidate)
     protocol = {
@@ -107,6 +108,12 @@ def run(chosen: Chosen, plan: Plan, progress: Progress | None = None) -> dict[st
 @contextmanager
 def _silent(title: str, steps: int) -> Iterator[Tick]:
     yield lambda label: None
+
+
+def served(case: Case, candidate: Candidate) -> Case:
+    """The case in a dtype that the candidate takes: a kernel for one dtype is not asked for less because of that."""
+    dtypes = candidate.traits.dtypes
+    return case if not dtypes or case.dtype in dtypes else replace(case, dtype=dtypes[0])
 
 
 def _sharpness(plan: Plan, answers: suite.Answers) -> dict[str, Any]:
@@ -143,11 +150,11 @@ def _guard_entry(candidate: Candidate, plan: Plan) -> list[dict[str, Any]]:
     return [entry | {"case": "guards", "describe": "probes of the kernel as a whole", "replay": f"attnproof verify -c {candidate.name} --tier smoke"}]
 
 
-def _powerless(plan: Plan, answers: suite.Answers, results: list[dict[str, Any]], tick: Tick) -> list[dict[str, Any]]:
+def _powerless(asked: list[Candidate], plan: Plan, answers: suite.Answers, results: list[dict[str, Any]], tick: Tick) -> list[dict[str, Any]]:
     """Cases that would accept a decoy; their passes prove nothing, and the run says so (G3)."""
     judged = {result["case"] for result in results if result["status"] != suite.SKIP}
     entries: list[dict[str, Any]] = []
-    for case in plan.cases:
+    for case in {served(case, candidate).id: served(case, candidate) for candidate in asked for case in plan.cases}.values():
         if case.id in judged and not case.diagnostic:
             passing = power.accepted(case, plan.seed, answers)
             if passing:
