@@ -1,4 +1,4 @@
-"""The table of devices that `hardware` serves: a new device is a line of `_RATES`, of `_MEMORIES` and a title.
+"""The devices that `hardware` serves: a new one is a line of `_RATES`, a line of `_MEMORIES` and a title.
 
 Dense peaks at boost clock, without sparsity. A figure with a question mark comes from a second-hand source,
 from memory, or stands against another source; it is shown with that mark everywhere. A dash is a figure that
@@ -39,7 +39,7 @@ rx9070    | gfx1201 | 56    | 2.52  | 144.5  | 144.5  | -      | 36.1   | 16?  |
 cpu       | x86-64  | 8?    | 3.0?  | -      | -      | -      | 0.768? | 1.6? | 8    | 2       | 16
 """
 
-# memory GB/s and GiB; caches MiB; L2 GB/s; shared memory, its most for one block, and with L1 (one array), KiB
+# memory GB/s and GiB; caches MiB; L2 GB/s; KiB of shared memory, for one block, and with L1 (one array)
 _MEMORIES = """
 name      | mem    | gib  | l2   | l3  | l2 rate | shared | block | onchip | bytes | file
 a100-40gb | 1555   | 40   | 40   | -   | -       | 164    | 163   | 192    | 128   | 256
@@ -90,8 +90,8 @@ _TITLES: Mapping[str, str] = {
 }
 
 _NOTES: Mapping[str, str] = {
-    "h200": "data sheets give 50 MB of L2, the driver of the H200 that was measured reports 60 MiB",
-    "mi50": "no matrix unit: v_dot2 on packed halves; also sold with 16 GB; often capped to 60-80% of the clock",
+    "h200": "data sheets give 50 MB of L2, the driver of the measured H200 60 MiB",
+    "mi50": "no matrix unit: v_dot2 on packed halves; also sold with 16 GB; often power-capped",
     "mi250": "one card is two devices; the figures are one of them, half of the card's",
     "mi300x": "the L2 is 4 MiB on each of eight dies",
     "mi355x": "the doubled exp rate is from the launch material, not measured",
@@ -149,7 +149,7 @@ _SOURCES: Mapping[str, Mapping[str, str]] = {
     },
     "cpu": {
         "": "a typical value, of no machine in particular",
-        "exp_per_clock": "a polynomial of ten vector instructions on eight lanes, two instructions a clock",
+        "exp_per_clock": "ten vector instructions on eight lanes, two of them a clock",
     },
 }
 
