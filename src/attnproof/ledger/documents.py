@@ -143,7 +143,7 @@ def activation_row(
     layers: int = 32,
     dtype: str = "bfloat16",
 ) -> ActivationRow:
-    """The tutorial's form: six tensors `[B, N, d_model]`, and three `[B, H, N, N]` where scores are stored."""
+    """The tutorial's form: six tensors `[B, N, d_model]`, three `[B, H, N, N]` where scores are stored."""
     size = dtype_size(dtype)
     return ActivationRow(
         length,

@@ -117,7 +117,7 @@ def swizzled_column(row_bytes: int, wave: int, width: int, chunk: int = 0) -> Ad
 
 @dataclass(frozen=True)
 class Advice:
-    """What padding does to a column access: `clocks` by bytes of padding, and the least padding that is best."""
+    """What padding does to a column access: `clocks` by bytes of padding, and the least that is best."""
 
     row_bytes: int
     width: int
