@@ -20,7 +20,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
-from attnproof.ledger.hardware import HardwareError, dtype_size
+from ..errors import ShapeError
+from .hardware import dtype_size
 
 IMPLEMENTATIONS = ("eager", "sdpa", "ours", "checkpoint")
 
@@ -59,7 +60,7 @@ class Block:
 def kept(block: Block, implementation: str) -> tuple[Kept, ...]:
     """The tensors that `implementation` (one of IMPLEMENTATIONS) keeps for the backward pass of `block`."""
     if implementation not in IMPLEMENTATIONS:
-        raise HardwareError(
+        raise ShapeError(
             f"implementation: expected one of {', '.join(IMPLEMENTATIONS)}, got {implementation!r}"
         )
     size, b = dtype_size(block.dtype), block

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from attnproof.ledger.hardware import Figure, Hardware
+from .hardware import Figure, Hardware
 
 # fp16, bf16: matrix unit with fp32 accumulation; packed: fp16 on the vector unit (v_dot2), where that is the
 # best there is

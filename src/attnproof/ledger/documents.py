@@ -20,7 +20,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from attnproof.ledger.hardware import GIB, KIB, MIB, Hardware, dtype_size, get
+from .hardware import GIB, KIB, MIB, Hardware, dtype_size, get
 
 SRAM_BANDWIDTH = 19e12  # byte/s, the tutorial's constant for an A100; 108 SMs x 128 B x 1.41 GHz is 19.5e12
 TUTORIAL_DEVICE = "a100-40gb"

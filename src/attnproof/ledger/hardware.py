@@ -13,17 +13,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
+
+from ..errors import BackendMissing, ShapeError, expected
 
 GIB = 1 << 30
 MIB = 1 << 20
 KIB = 1 << 10
 
 DTYPE_BYTES: Mapping[str, int] = {"float16": 2, "bfloat16": 2, "float32": 4, "float64": 8}
-
-
-class HardwareError(ValueError):
-    """A device or a profile that the table cannot serve; the message says what would."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +106,7 @@ class Hardware:
         if dtype == "float16" and self.packed_float16 is not None:
             return self.packed_float16.value * 1e12
         if dtype == "float64":
-            raise HardwareError(f"dtype: {self.name} has no float64 rate in the table, got 'float64'")
+            raise ShapeError(f"dtype: {self.name} has no float64 rate in the table, got 'float64'")
         return self.vector_float32.value * 1e12
 
     def figures(self) -> dict[str, Figure]:
@@ -120,7 +118,7 @@ class Hardware:
 def dtype_size(dtype: str) -> int:
     """Bytes of one element of `dtype`."""
     if dtype not in DTYPE_BYTES:
-        raise HardwareError(f"dtype: expected one of {', '.join(DTYPE_BYTES)}, got {dtype!r}")
+        raise ShapeError(expected("dtype", f"one of {', '.join(DTYPE_BYTES)}", repr(dtype)))
     return DTYPE_BYTES[dtype]
 
 
@@ -130,12 +128,12 @@ def names() -> tuple[str, ...]:
 
 
 def get(name: str) -> Hardware:
-    """The row called `name` (case, spaces, dashes do not matter), or a HardwareError that lists the names."""
+    """The row called `name` (case, spaces, dashes do not matter), or a ShapeError that lists the names."""
     wanted = _plain(name)
     for row in _table().values():
         if wanted in (_plain(row.name), _plain(row.title)):
             return row
-    raise HardwareError(f"hardware: expected one of {', '.join(names())} or a .toml profile, got {name!r}")
+    raise ShapeError(expected("hardware", f"one of {', '.join(names())} or a .toml profile", repr(name)))
 
 
 def resolve(name: str | None) -> Hardware:
@@ -152,7 +150,7 @@ def _plain(name: str) -> str:
 
 
 def _table() -> dict[str, Hardware]:
-    return import_module("attnproof.ledger.catalog").TABLE
+    return import_module(".catalog", __package__).TABLE
 
 
 def load_profile(path: Path) -> Hardware:
@@ -163,16 +161,16 @@ def load_profile(path: Path) -> Hardware:
     """
     data = _read_toml(path)
     if "base" not in data:
-        raise HardwareError(f"{path.name}: expected a key 'base' naming a row of the table, got {list(data)}")
+        raise ShapeError(f"{path.name}: expected a key 'base' naming a row of the table, got {list(data)}")
     base = get(str(data["base"]))
     known = base.figures()
     changes: dict[str, Any] = {}
     for key, entry in dict(data.get("figures", {})).items():
         if key not in known:
-            raise HardwareError(f"{path.name}: expected figures among {', '.join(known)}, got {key!r}")
+            raise ShapeError(f"{path.name}: expected figures among {', '.join(known)}, got {key!r}")
         changes[key] = _figure_of(entry, known[key], f"profile {path.name}", f"{path.name}: figures.{key}")
     for key in set(data) - {"base", "figures", "name", "title", "note"}:
-        raise HardwareError(f"{path.name}: expected base, name, title, note and [figures], got {key!r}")
+        raise ShapeError(f"{path.name}: expected base, name, title, note and [figures], got {key!r}")
     name = str(data.get("name", path.stem))
     return replace(
         base,
@@ -185,21 +183,22 @@ def load_profile(path: Path) -> Hardware:
 
 
 def _figure_of(entry: Any, like: Figure, source: str, where: str) -> Figure:
-    if isinstance(entry, Mapping):
+    if isinstance(entry, dict):
+        entry = cast("dict[str, Any]", entry)
         if "value" not in entry or set(entry) - {"value", "source", "uncertain"}:
-            raise HardwareError(f"{where}: expected value, source, uncertain, got {sorted(entry)}")
+            raise ShapeError(f"{where}: expected value, source, uncertain, got {sorted(entry)}")
         number = entry["value"]
         source, uncertain = str(entry.get("source", source)), bool(entry.get("uncertain", False))
     else:
         number, uncertain = entry, False
     if isinstance(number, bool) or not isinstance(number, (int, float)) or number <= 0:
-        raise HardwareError(f"{where}: expected a positive number of {like.unit}, got {number!r}")
+        raise ShapeError(f"{where}: expected a positive number of {like.unit}, got {number!r}")
     return Figure(float(number), like.unit, source, uncertain)
 
 
 def _read_toml(path: Path) -> dict[str, Any]:
     if not path.is_file():
-        raise HardwareError(f"hardware: expected a readable .toml profile, got {str(path)!r}")
+        raise ShapeError(f"hardware: expected a readable .toml profile, got {str(path)!r}")
     for module in ("tomllib", "tomli"):  # the first is in the standard library from Python 3.11
         try:
             loads = import_module(module).loads
@@ -208,8 +207,8 @@ def _read_toml(path: Path) -> dict[str, Any]:
         try:
             return loads(path.read_text(encoding="utf-8"))
         except ValueError as error:
-            raise HardwareError(f"{path.name}: expected TOML, got {error}") from error
-    raise HardwareError("hardware: a .toml profile needs Python 3.11 or the package tomli")
+            raise ShapeError(f"{path.name}: expected TOML, got {error}") from error
+    raise BackendMissing("hardware: a .toml profile needs Python 3.11 or the package tomli")
 
 
 def detect() -> Hardware:
@@ -225,7 +224,7 @@ def detect() -> Hardware:
     title = str(properties.name)
     row = _match(title, str(getattr(properties, "gcnArchName", "")), int(properties.total_memory))
     if row is None:
-        raise HardwareError(
+        raise ShapeError(
             f"hardware: expected a device of the table, got {title!r}; name a row or a .toml profile"
         )
     changes: dict[str, Any] = {"measured": ("units",)}

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from attnproof.ledger.hardware import HardwareError
+from ..errors import ShapeError
 
 BANKS = 32
 BANK_BYTES = 4
@@ -34,7 +34,7 @@ Addresses = npt.NDArray[np.int64]
 def phases(wave: int, width: int, *, write: bool = False) -> tuple[tuple[int, ...], ...]:
     """Lanes that are served together, phase by phase, for `width` bytes a lane in a wave of 32 or 64."""
     if wave not in (32, 64) or width not in WIDTHS:
-        raise HardwareError(f"phases: expected wave 32 or 64 and width {WIDTHS}, got {wave} and {width}")
+        raise ShapeError(f"phases: expected wave 32 or 64 and width {WIDTHS}, got {wave} and {width}")
     group = BANKS * BANK_BYTES // width
     if wave == 64 and width == 16 and not write:
         quads = ((0, 20), (4, 16), (8, 28), (12, 24))
@@ -73,7 +73,7 @@ def conflicts(addresses: npt.ArrayLike, width: int, *, write: bool = False) -> C
     where = np.asarray(addresses, dtype=np.int64)
     active = where >= 0
     if where.ndim != 1 or np.any(where[active] % width):
-        raise HardwareError(f"addresses: expected one multiple of {width} per lane, got {where.tolist()}")
+        raise ShapeError(f"addresses: expected one multiple of {width} per lane, got {where.tolist()}")
     groups = phases(where.size, width, write=write)
     loads = np.zeros((len(groups), BANKS), dtype=np.int64)
     for phase, lanes in enumerate(groups):
@@ -109,9 +109,7 @@ def swizzled_column(row_bytes: int, wave: int, width: int, chunk: int = 0) -> Ad
     row = np.arange(wave, dtype=np.int64)
     per_row = row_bytes // width
     if per_row & (per_row - 1):
-        raise HardwareError(
-            f"row_bytes: expected a power-of-two number of {width}-byte chunks, got {row_bytes}"
-        )
+        raise ShapeError(f"row_bytes: expected a power-of-two number of {width}-byte chunks, got {row_bytes}")
     return row * row_bytes + ((chunk ^ row) % per_row) * width
 
 
@@ -152,7 +150,7 @@ def padding_advice(
 ) -> Advice:
     """The least padding, in steps of `width` bytes to keep alignment, that makes a column access cheapest."""
     if row_bytes <= 0 or row_bytes % width:
-        raise HardwareError(f"row_bytes: expected a positive multiple of {width}, got {row_bytes}")
+        raise ShapeError(f"row_bytes: expected a positive multiple of {width}, got {row_bytes}")
     clocks: dict[int, int] = {}
     for padding in range(0, limit + 1, width):
         addresses = column((row_bytes + padding) * rows_per_lane, wave)
