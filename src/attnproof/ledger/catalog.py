@@ -39,30 +39,31 @@ rx9070    | gfx1201 | 56    | 2.52  | 144.5  | 144.5  | -      | 36.1   | 16?  |
 cpu       | x86-64  | 8?    | 3.0?  | -      | -      | -      | 0.768? | 1.6? | 8    | 2       | 16
 """
 
-# memory GB/s and GiB; caches MiB; L2 GB/s; KiB of shared memory, for one block, and with L1 (one array)
+# memory GB/s and GiB; caches MiB; bytes a clock between L2 and a unit; shared memory of a unit, its most for
+# one block, and with L1 where they are one array, KiB; shared memory bytes a clock; register file KiB
 _MEMORIES = """
-name      | mem    | gib  | l2   | l3  | l2 rate | shared | block | onchip | bytes | file
-a100-40gb | 1555   | 40   | 40   | -   | -       | 164    | 163   | 192    | 128   | 256
-a100-80gb | 2039   | 80   | 40   | -   | -       | 164    | 163   | 192    | 128   | 256
-v100      | 900    | 32   | 6    | -   | -       | 96     | 96    | 128    | 128   | 256
-t4        | 320    | 16   | 4    | -   | -       | 64     | 64    | 96     | 128?  | 256
-rtx3090   | 936    | 24   | 6    | -   | -       | 100    | 99    | 128    | 128   | 256
-rtx4090   | 1008   | 24   | 72   | -   | -       | 100    | 99    | 128    | 128   | 256
-l40s      | 864    | 48   | 96   | -   | -       | 100    | 99    | 128    | 128   | 256
-h100      | 3350   | 80   | 50   | -   | 5500?   | 228    | 227   | 256    | 128   | 256
-h200      | 4800   | 141  | 60?  | -   | 5500?   | 228    | 227   | 256    | 128   | 256
-b200      | 7700?  | 180? | 126? | -   | -       | 228    | 227   | 256    | 128   | 256
-mi50      | 1024   | 32   | 4    | -   | -       | 64     | 64    | 64     | 128   | 256
-mi100     | 1229   | 32   | 8    | -   | -       | 64     | 64    | 64     | 128   | 512
-mi210     | 1638   | 64   | 8    | -   | -       | 64     | 64    | 64     | 128   | 512
-mi250     | 1638.5 | 64   | 8    | -   | -       | 64     | 64    | 64     | 128   | 512
-mi300x    | 5300   | 192  | 32   | 256 | -       | 64     | 64    | 64     | 128   | 512
-mi355x    | 8000   | 288  | 32   | 256 | -       | 160    | 160   | 160    | 128?  | 512
-rx6900xt  | 512    | 16   | 4    | 128 | -       | 64     | 64    | 64     | 128   | 256
-rx7900xtx | 960    | 24   | 6    | 96  | -       | 64     | 64    | 64     | 128   | 384
-rx9070xt  | 640    | 16   | 8    | 64  | -       | 64     | 64    | 64     | 128   | 384
-rx9070    | 640    | 16   | 8    | 64  | -       | 64     | 64    | 64     | 128   | 384
-cpu       | 50?    | 32?  | 32?  | -   | -       | 512?   | 512?  | 512?   | 64?   | 0.5?
+name      | mem    | gib  | l2   | l3  | port | shared | block | onchip | bytes | file
+a100-40gb | 1555   | 40   | 40   | -   | 64?  | 164    | 163   | 192    | 128   | 256
+a100-80gb | 2039   | 80   | 40   | -   | 64?  | 164    | 163   | 192    | 128   | 256
+v100      | 900    | 32   | 6    | -   | 64?  | 96     | 96    | 128    | 128   | 256
+t4        | 320    | 16   | 4    | -   | 64?  | 64     | 64    | 96     | 128?  | 256
+rtx3090   | 936    | 24   | 6    | -   | 64?  | 100    | 99    | 128    | 128   | 256
+rtx4090   | 1008   | 24   | 72   | -   | 64?  | 100    | 99    | 128    | 128   | 256
+l40s      | 864    | 48   | 96   | -   | 64?  | 100    | 99    | 128    | 128   | 256
+h100      | 3350   | 80   | 50   | -   | 64?  | 228    | 227   | 256    | 128   | 256
+h200      | 4800   | 141  | 60?  | -   | 64?  | 228    | 227   | 256    | 128   | 256
+b200      | 7700?  | 180? | 126? | -   | 64?  | 228    | 227   | 256    | 128   | 256
+mi50      | 1024   | 32   | 4    | -   | 64?  | 64     | 64    | 64     | 128   | 256
+mi100     | 1229   | 32   | 8    | -   | 64?  | 64     | 64    | 64     | 128   | 512
+mi210     | 1638   | 64   | 8    | -   | 64?  | 64     | 64    | 64     | 128   | 512
+mi250     | 1638.5 | 64   | 8    | -   | 64?  | 64     | 64    | 64     | 128   | 512
+mi300x    | 5300   | 192  | 32   | 256 | 64?  | 64     | 64    | 64     | 128   | 512
+mi355x    | 8000   | 288  | 32   | 256 | 64?  | 160    | 160   | 160    | 128?  | 512
+rx6900xt  | 512    | 16   | 4    | 128 | 64?  | 64     | 64    | 64     | 128   | 256
+rx7900xtx | 960    | 24   | 6    | 96  | 64?  | 64     | 64    | 64     | 128   | 384
+rx9070xt  | 640    | 16   | 8    | 64  | 64?  | 64     | 64    | 64     | 128   | 384
+rx9070    | 640    | 16   | 8    | 64  | 64?  | 64     | 64    | 64     | 128   | 384
+cpu       | 50?    | 32?  | 32?  | -   | 32?  | 512?   | 512?  | 512?   | 64?   | 0.5?
 """
 
 _TITLES: Mapping[str, str] = {
@@ -113,7 +114,7 @@ _COLUMNS: Mapping[str, tuple[str, str]] = {
     "gib": ("memory_size", "GiB"),
     "l2": ("l2_size", "MiB"),
     "l3": ("l3_size", "MiB"),
-    "l2 rate": ("l2_bandwidth", "GB/s"),
+    "port": ("port_bytes_per_clock", "B/clock/unit"),
     "shared": ("shared_per_unit", "KiB"),
     "block": ("shared_per_block", "KiB"),
     "onchip": ("onchip_per_unit", "KiB"),
@@ -124,6 +125,7 @@ _COLUMNS: Mapping[str, tuple[str, str]] = {
 _GUIDE = "CUDA programming guide, technical specifications per compute capability"
 _ROCM = "ROCm documentation, GPU specifications"
 _BANKS = "32 banks of 4 bytes a clock"
+_PORT = "half a line a clock, commonly described, not measured here"
 _SOURCES: Mapping[str, Mapping[str, str]] = {
     "nvidia": {
         "": "NVIDIA data sheet or architecture white paper",
@@ -132,7 +134,7 @@ _SOURCES: Mapping[str, Mapping[str, str]] = {
         "shared_per_block": _GUIDE,
         "registers_per_unit": _GUIDE,
         "shared_bytes_per_clock": _BANKS,
-        "l2_bandwidth": "published micro-benchmarks",
+        "port_bytes_per_clock": _PORT,
     },
     "amd": {
         "": "AMD data sheet",
@@ -146,6 +148,7 @@ _SOURCES: Mapping[str, Mapping[str, str]] = {
         "shared_per_block": "HIP and compiler limit of one work-group",
         "shared_bytes_per_clock": _BANKS,
         "exp_per_clock": "quarter rate of 64 lanes, by the instruction timing of GCN",
+        "port_bytes_per_clock": _PORT,
     },
     "cpu": {
         "": "a typical value, of no machine in particular",

@@ -60,7 +60,7 @@ class Hardware:
     memory_size: Figure
     l2_size: Figure
     l3_size: Figure | None
-    l2_bandwidth: Figure | None
+    port_bytes_per_clock: Figure
     shared_per_unit: Figure
     shared_per_block: Figure
     onchip_per_unit: Figure
@@ -81,6 +81,11 @@ class Hardware:
     def shared_bandwidth(self) -> float:
         """Bytes per second of all shared memories together."""
         return self.units.value * self.shared_bytes_per_clock.value * self.clock.value * 1e9
+
+    @property
+    def port_bandwidth(self) -> float:
+        """Bytes per second that all units together can take from the L2."""
+        return self.units.value * self.port_bytes_per_clock.value * self.clock.value * 1e9
 
     @property
     def memory_bytes_per_second(self) -> float:
