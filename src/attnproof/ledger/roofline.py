@@ -5,10 +5,10 @@ recent devices made visible: one exponential for every pair, at 16 a clock and u
 thousands of FLOP, and the fp32 instructions around it. On a device without a matrix unit for the dtype all
 three share the vector unit and add up.
 
-    seconds(kernel) = max(memory, L2, products, exponentials, vector)         units that differ overlap
-    perfectly
-                      max(memory, L2, products + exponentials + vector)       one vector unit
+    units apart       max(memory, ports, products, exponentials, vector)     they overlap perfectly
+    one vector unit   max(memory, ports, products + exponentials + vector)
 
+Ports are the paths between the L2 and the units: every request passes one, and a launch of few blocks has few.
 Every figure is a lower bound at peak rates: a kernel can be slower for other reasons, never faster. Blocks
 are handed out in whole rounds, so a launch of 140 blocks on 132 units takes as long as one of 264.
 """
@@ -25,7 +25,7 @@ from .hardware import Hardware
 
 WORDS: Mapping[str, str] = {
     "memory": "memory bandwidth",
-    "l2": "L2 bandwidth",
+    "ports": "the ports between L2 and units",
     "products": "matrix products",
     "exponentials": "exponentials",
     "vector": "vector instructions",
@@ -117,7 +117,7 @@ class Roofline:
             return WORDS["nothing"]
         where = f"{longest.kernel}: " if len(self.kernels) > 1 else ""
         idle = ""
-        if longest.used < 0.75 and longest.limit not in ("memory", "l2"):
+        if longest.used < 0.75 and longest.limit != "memory":
             idle = f", with {longest.used:.0%} of the units busy"
         return f"{where}{WORDS[longest.limit]}{idle}"
 
@@ -127,8 +127,8 @@ class Roofline:
         rounds = -(-kernel.blocks // units)
         used = kernel.blocks / (rounds * units) if rounds else 0.0
         terms = {"memory": moved / device.memory_bytes_per_second}
-        if device.l2_bandwidth is not None:
-            terms["l2"] = asked / (device.l2_bandwidth.value * 1e9)
+        if used:
+            terms["ports"] = asked / device.port_bandwidth / used
         if kernel.executed_pairs and used:
             pairs = kernel.executed_pairs
             lanes = device.vector_float32.value * 1e12 / 2  # a lane's FMA counts as two FLOP
