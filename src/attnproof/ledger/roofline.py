@@ -8,7 +8,7 @@ three share the vector unit and add up.
     units apart       max(memory, ports, products, exponentials, vector)     they overlap perfectly
     one vector unit   max(memory, ports, products + exponentials + vector)
 
-Ports are the paths between the L2 and the units: every request passes one, and a launch of few blocks has few.
+Ports are the paths between the L2 and the units: every request passes one, and few blocks have few of them.
 Every figure is a lower bound at peak rates: a kernel can be slower for other reasons, never faster. Blocks
 are handed out in whole rounds, so a launch of 140 blocks on 132 units takes as long as one of 264.
 """
@@ -48,11 +48,19 @@ class KernelBound:
         return max(self.terms.values(), default=0.0)
 
     @property
-    def limit(self) -> str:
-        """Name of the largest term."""
+    def serial_seconds(self) -> float:
+        """All terms but the bytes one after the other: what no overlap at all would cost."""
+        bytes_terms = ("memory", "ports")
+        busy = sum(seconds for term, seconds in self.terms.items() if term not in bytes_terms)
+        return max(busy, *(self.terms.get(term, 0.0) for term in bytes_terms))
+
+    @property
+    def limits(self) -> tuple[str, ...]:
+        """The terms within 3% of the largest, largest first: at D = 64 an H100 has two."""
         if self.seconds == 0:
-            return "nothing"
-        return max(self.terms, key=lambda term: self.terms[term])
+            return ("nothing",)
+        near = [term for term, seconds in self.terms.items() if seconds >= 0.97 * self.seconds]
+        return tuple(sorted(near, key=lambda term: -self.terms[term]))
 
 
 @dataclass(frozen=True)
@@ -104,22 +112,24 @@ class Roofline:
         return sum(kernel.seconds for kernel in self.kernels)
 
     @property
-    def limit(self) -> str:
-        """The term that holds the longest kernel."""
-        longest = max(self.kernels, key=lambda kernel: kernel.seconds, default=None)
-        return "nothing" if longest is None else longest.limit
+    def serial_seconds(self) -> float:
+        """All kernels, nothing overlapped inside them: a kernel should land between this and `seconds`."""
+        return sum(kernel.serial_seconds for kernel in self.kernels)
+
+    @property
+    def limits(self) -> tuple[str, ...]:
+        """The terms that hold the longest kernel."""
+        return max(self.kernels, key=lambda kernel: kernel.seconds).limits
 
     @property
     def sentence(self) -> str:
         """What limits this call, in words."""
-        longest = max(self.kernels, key=lambda kernel: kernel.seconds, default=None)
-        if longest is None or longest.seconds == 0:
-            return WORDS["nothing"]
+        longest = max(self.kernels, key=lambda kernel: kernel.seconds)
         where = f"{longest.kernel}: " if len(self.kernels) > 1 else ""
         idle = ""
-        if longest.used < 0.75 and longest.limit != "memory":
+        if longest.used < 0.75 and longest.limits != ("memory",) and longest.seconds > 0:
             idle = f", with {longest.used:.0%} of the units busy"
-        return f"{where}{WORDS[longest.limit]}{idle}"
+        return f"{where}{' and '.join(WORDS[term] for term in longest.limits)}{idle}"
 
     def _bound(self, kernel: Kernel, moved: int, asked: int) -> KernelBound:
         device, dtype = self.hardware, self.account.call.dtype
