@@ -37,9 +37,10 @@ Order = Literal["queries", "keys"]
 name = "streaming"
 kind = "numpy"
 
-# large enough that NumPy's cost per call stays small beside the arithmetic, small enough to stay in L2
+# large enough that the cost of a NumPy call stays small beside the arithmetic, small enough that the products stay in
+# L2 and below the size from which BLAS starts threads that the next call would have to wait for
 BLOCK_M = 128
-BLOCK_N = 256
+BLOCK_N = 128
 
 
 def why_not(problem: Problem) -> str | None:
@@ -149,11 +150,13 @@ def visits(head: Head, order: Order, block_m: int, block_n: int) -> Iterator[Vis
     """The tiles that hold an allowed pair, in loop order; skipped tiles cost nothing."""
     m, n = head.seq.m, head.seq.n
     kinds = classify(head.lo, head.hi, n, block_m, block_n)
-    for pair in np.argwhere((kinds if order == "queries" else kinds.T) != SKIP).tolist():
-        row, col = pair if order == "queries" else reversed(pair)
-        rows = (row * block_m, min((row + 1) * block_m, m))
-        cols = (col * block_n, min((col + 1) * block_n, n))
-        yield Visit(rows, cols, bool(kinds[row, col] != FULL))
+    # one line of tiles at a time: a list of all of them would grow with M N
+    for outer, line in enumerate(kinds if order == "queries" else kinds.T):
+        for inner in np.flatnonzero(line != SKIP).tolist():
+            row, col = (outer, inner) if order == "queries" else (inner, outer)
+            rows = (row * block_m, min((row + 1) * block_m, m))
+            cols = (col * block_n, min((col + 1) * block_n, n))
+            yield Visit(rows, cols, bool(kinds[row, col] != FULL))
 
 
 def forward(
@@ -209,7 +212,10 @@ def _keys_outer(head: Head, out: Array, lse: Array, block_m: int, block_n: int, 
         part = State(*(x[slice(*visit.rows)] for x in whole))
         q = head.load_rows(head.seq.tensors.q, visit.rows) * part.m.dtype.type(head.problem.scale)
         _absorb(head, part, q, visit, trace)
-    _store(head, whole, (0, head.seq.m), out, lse)
+    # a block of rows at a time: finalize makes a copy, and one of every row would be half as much again
+    for first in range(0, head.seq.m, block_m):
+        rows = (first, min(first + block_m, head.seq.m))
+        _store(head, State(*(x[slice(*rows)] for x in whole)), rows, out, lse)
 
 
 def _start(head: Head, rows: tuple[int, int]) -> State:

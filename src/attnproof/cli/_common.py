@@ -22,6 +22,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
 
 P = ParamSpec("P")
 
@@ -58,7 +59,7 @@ def guarded(command: Callable[P, bool | None]) -> Callable[P, None]:
                 check_target(target)
             holds = command(*args, **kwargs)
         except KeyboardInterrupt:
-            err_console().print("interrupted: nothing was written")
+            err_console().print("interrupted")
             raise typer.Exit(INTERRUPTED) from None
         except BrokenPipeError:
             # the reader left (`| head`): not an error of ours; keep the interpreter from flushing into the closed pipe
@@ -129,14 +130,19 @@ def _umask() -> int:
     return mask
 
 
-def table(title: str, *columns: str, rows: Iterable[Iterable[str]], note: str = "") -> Table:
-    """A result table: first column left, numbers right, an optional sentence below."""
-    grid = Table(title=title, title_justify="left", caption=note or None, caption_justify="left")
+def show(console: Console, title: str, *columns: str, rows: Iterable[Iterable[str]], note: str = "") -> None:
+    """Print a result table: its title above, an optional sentence below; columns of numbers are set to the right."""
+    cells = [list(row) for row in rows]
+    grid = Table()
     for index, column in enumerate(columns):
-        grid.add_column(column, justify="left" if index == 0 else "right", overflow="fold")
-    for row in rows:
-        grid.add_row(*row)
-    return grid
+        numeric = all(row[index][:1] in "+-.0123456789" for row in cells)
+        grid.add_column(column, justify="right" if numeric else "left", overflow="fold")
+    for row in cells:
+        grid.add_row(*map(Text, row))
+    console.print(Text(title, style="bold"), soft_wrap=True)
+    console.print(grid)
+    if note:
+        console.print(Text(note), soft_wrap=True)
 
 
 class Tick(Protocol):
