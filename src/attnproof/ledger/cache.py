@@ -23,14 +23,36 @@ from .traffic import Touch
 CHUNKS = 512  # pieces of the capacity: coarse enough to be quick, fine enough that edges do not show
 
 
+class _Pieces:
+    """Disjoint half-open pieces of one chunk, in order, and their total length."""
+
+    __slots__ = ("pieces", "total")
+
+    def __init__(self) -> None:
+        self.pieces: list[tuple[int, int]] = []
+        self.total = 0
+
+    def add(self, start: int, stop: int) -> int:
+        """Add a piece; returns how many bytes of it are new."""
+        before = self.total
+        apart: list[tuple[int, int]] = []
+        for old_start, old_stop in self.pieces:
+            if old_stop < start or old_start > stop:
+                apart.append((old_start, old_stop))
+            else:
+                start, stop = min(start, old_start), max(stop, old_stop)
+        apart.append((start, stop))
+        self.pieces = sorted(apart)
+        self.total = sum(b - a for a, b in self.pieces)
+        return self.total - before
+
+
 @dataclass
 class _Chunk:
-    """What is present of one chunk, and what of that memory does not have yet; offsets inside the chunk."""
+    """What is present of one chunk, and what of that memory does not have yet."""
 
-    start: int
-    stop: int
-    dirty_start: int = 0
-    dirty_stop: int = 0
+    present: _Pieces
+    dirty: _Pieces
 
 
 class Cache:
@@ -48,7 +70,7 @@ class Cache:
     @property
     def dirty(self) -> int:
         """Bytes that memory has not got yet."""
-        return sum(chunk.dirty_stop - chunk.dirty_start for chunk in self._chunks.values())
+        return sum(chunk.dirty.total for chunk in self._chunks.values())
 
     def touch(self, access: Touch) -> None:
         """One access, chunk by chunk."""
@@ -61,23 +83,19 @@ class Cache:
     def _touch(self, key: tuple[str, int], start: int, stop: int, write: bool) -> None:
         chunk = self._chunks.get(key)
         if chunk is None:
-            chunk = self._chunks[key] = _Chunk(start, start)
+            chunk = self._chunks[key] = _Chunk(_Pieces(), _Pieces())
         else:
             self._chunks.move_to_end(key)
-        # accesses walk through a tensor, so what is present of a chunk is one piece that grows
-        grown = max(chunk.start - start, 0) + max(stop - chunk.stop, 0)
-        if not write:
-            self.read += grown
-        chunk.start, chunk.stop = min(chunk.start, start), max(chunk.stop, stop)
-        self._held += grown
+        new = chunk.present.add(start, stop)
+        self._held += new
         if write:
-            empty = chunk.dirty_start == chunk.dirty_stop
-            chunk.dirty_start = start if empty else min(chunk.dirty_start, start)
-            chunk.dirty_stop = stop if empty else max(chunk.dirty_stop, stop)
+            chunk.dirty.add(start, stop)
+        else:
+            self.read += new
         while self._held > self.capacity and len(self._chunks) > 1:
             _, old = self._chunks.popitem(last=False)
-            self._held -= old.stop - old.start
-            self.written += old.dirty_stop - old.dirty_start
+            self._held -= old.present.total
+            self.written += old.dirty.total
 
 
 @dataclass(frozen=True)

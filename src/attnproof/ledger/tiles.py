@@ -11,13 +11,13 @@ A tile is `block_q` x `block_k` pairs. What must fit depends on where a kind of 
     dot2         AMD without           shared     one shared buffer    shared     all threads of the block
 
 Registers of a thread are accumulators, scores, half-size probabilities, the resident operand, and what
-compilers add (`Style.overhead`, `factor`, fitted to their reports; the tests hold the fit). Clocks of a tile are
+compilers add (`Style.overhead`, `factor`, fitted to their reports; tests hold the fit). Clocks of a tile are
 
     max(products, softmax, shared) + min(products, softmax) * 0.6 / groups + 120      softmax = exp + vector
 
 because a group's softmax hides behind another group's products: with one group little overlaps, with three
-most does. The factor is calibrated on forward kernels measured on one H200 (D = 64, 128, 256), and extrapolated
-elsewhere.
+most does. The factor is calibrated on forward kernels measured on one H200 (D = 64, 128, 256); elsewhere it
+is extrapolated.
 """
 
 from __future__ import annotations
@@ -361,7 +361,7 @@ def _terms(hardware: Hardware, job: Job, style: Style, at: Tile) -> dict[str, fl
 def _dot2_clocks(at: Tile, hardware: Hardware, d: int, dv: int, size: int) -> float:
     """Clocks of shared memory for the register-tiled products of a tile, bank conflicts included.
 
-    16 threads lie across the columns, interleaved; a thread owns neighbouring rows, so its rows of q and p are
+    16 threads lie across the columns, interleaved; a thread owns neighbouring rows, so rows of q and p are
     fetched from addresses `rows * row_bytes` apart, which conflicts when that is a multiple of all banks.
     """
     wave = hardware.warp
