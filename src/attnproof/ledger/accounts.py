@@ -290,16 +290,20 @@ def decode(call: Call, splits: int = 1, block_k: int = 128) -> Account:
     return Account(f"decode, {splits} splits" if partial else "decode", call, (sweep, *combine), flop)
 
 
-def eager(call: Call, *, gemm: tuple[int, int] | None = None) -> Account:
+def eager(call: Call, *, gemm: tuple[int, int] | None = None, scaled: bool = False) -> Account:
     """The materialised form: scores and probabilities pass through memory, whatever the mask allows.
 
-    With `gemm=None` every tensor counts once per kernel, as a perfect cache would have it (the documents'
-    form without masks); with a tile such as (128, 256) the requests of a tiled matrix product are counted.
+    Args:
+        call: the call.
+        gemm: None counts every tensor once per kernel, as the documents do and a perfect cache would; a tile
+            such as (128, 128) counts the requests of a tiled product.
+        scaled: whether the scale is a kernel of its own on q, as in code that writes it out.
     """
     flop = 2 * (call.head_dim + call.value_dim)
-    return Account("eager", call, tuple(forward_products(call, gemm)), flop)
+    return Account("eager", call, tuple(forward_products(call, gemm, scaled)), flop)
 
 
-def eager_backward(call: Call, *, gemm: tuple[int, int] | None = None) -> Account:
-    """What autograd runs for the materialised form: four products, the softmax's derivative, all stored."""
-    return Account("eager backward", call, tuple(backward_products(call, gemm)), backward_flop(call))
+def eager_backward(call: Call, *, gemm: tuple[int, int] | None = None, scaled: bool = False) -> Account:
+    """What autograd runs for `eager`: four products and the softmax's derivative, all of them stored."""
+    kernels = tuple(backward_products(call, gemm, scaled))
+    return Account("eager backward", call, kernels, backward_flop(call))

@@ -134,14 +134,16 @@ def masked(call: Call) -> bool:
     return bool(mask.left < BIG or mask.right < BIG or mask.top_left or mask.terms or mask.keep)
 
 
-def forward_products(call: Call, gemm: tuple[int, int] | None) -> Iterator[Rowwise | Product]:
+def forward_products(call: Call, gemm: tuple[int, int] | None, scaled: bool) -> Iterator[Rowwise | Product]:
     """The kernels of the forward pass, in order."""
     d, dv = call.head_dim, call.value_dim
     k, v = "k", "v"
     if call.group > 1:
         k, v = "k repeated", "v repeated"
         yield from _repeat(call)
-    rows = (_q(call, "q", d), _k(call, k, d))
+    if scaled:
+        yield Rowwise("scale q", call, (_q(call, "q", d), _q(call, "q scaled", d, write=True)))
+    rows = (_q(call, "q scaled" if scaled else "q", d), _k(call, k, d))
     yield Product("scores", call, rows, writes=("s",), gemm=gemm, flop_per_pair=2 * d)
     if call.bias_bytes:
         yield Product("bias", call, (), reads=("s", "bias"), writes=("s",), vector_per_pair=1)
@@ -161,7 +163,7 @@ def _repeat(call: Call) -> Iterator[Rowwise]:
         yield Rowwise(f"repeat {tensor}", call, own)
 
 
-def backward_products(call: Call, gemm: tuple[int, int] | None) -> Iterator[Rowwise | Product]:
+def backward_products(call: Call, gemm: tuple[int, int] | None, scaled: bool) -> Iterator[Rowwise | Product]:
     """The kernels that autograd runs, in its order."""
     d, dv = call.head_dim, call.value_dim
     k, v = ("k repeated", "v repeated") if call.group > 1 else ("k", "v")
@@ -177,5 +179,7 @@ def backward_products(call: Call, gemm: tuple[int, int] | None) -> Iterator[Roww
         )
     rows = (_k(call, k, d), _q(call, "dq", d, write=True))
     yield Product("dq", call, rows, reads=("ds",), gemm=gemm, flop_per_pair=2 * d)
-    rows = (_q(call, "q", d), _k(call, "dk", d, write=True))
+    rows = (_q(call, "q scaled" if scaled else "q", d), _k(call, "dk", d, write=True))
     yield Product("dk", call, rows, reads=("ds",), gemm=gemm, flop_per_pair=2 * d)
+    if scaled:
+        yield Rowwise("scale dq", call, (_q(call, "dq", d), _q(call, "dq scaled", d, write=True)))
