@@ -29,7 +29,7 @@ WORDS: Mapping[str, str] = {
     "products": "matrix products",
     "exponentials": "exponentials",
     "vector": "vector instructions",
-    "vector unit": "the vector unit (products, exponentials and the rest share it)",
+    "vector unit": "the vector unit, which does everything",
     "nothing": "nothing: there is no work",
 }
 

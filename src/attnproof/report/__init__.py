@@ -1,0 +1,1 @@
+"""Reports: they read records and plain data, and compute nothing."""
