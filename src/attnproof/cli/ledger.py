@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -57,9 +56,9 @@ class Language(str, Enum):
 
 def register(app: typer.Typer) -> None:
     """Add this group's commands."""
-    commands: tuple[Callable[..., bool], ...] = (ledger, plan, figures)
-    for command in commands:
-        app.command(rich_help_panel="Account")(guarded(command))
+    app.command(rich_help_panel="Account")(guarded(ledger))
+    app.command(rich_help_panel="Account")(guarded(plan))
+    app.command(rich_help_panel="Account")(guarded(figures))
 
 
 def ledger(
@@ -249,6 +248,6 @@ def figures(
 
     record = None if measured is None else json.loads(measured.read_text(encoding="utf-8"))
     console = out_console()
-    for path in draw.draw_all(pictures.data(record), out, lang=lang.value, only=only):
-        console.print(f"wrote {path}", highlight=False, markup=False)
+    for line in draw.draw_all(pictures.data(record), out, lang=lang.value, only=only):
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
     return True

@@ -1,7 +1,7 @@
 """The interactive page: one self-contained file that needs no network and no optional package.
 
-The numbers come from `templates/explorer_account.js`, which mirrors the module `explore` of the ledger; what is
-given here are the devices and dtypes to offer.
+The numbers come from `templates/explorer_account.js`, which mirrors the module `explore` of the ledger; what
+is given here are the devices and dtypes to offer.
 """
 
 from __future__ import annotations
@@ -28,4 +28,4 @@ def page(data: dict[str, Any]) -> str:
 
 def template(name: str) -> str:
     """A file of `templates` as text."""
-    return (resources.files(__package__) / "templates" / name).read_text(encoding="utf-8")
+    return (resources.files("attnproof.report") / "templates" / name).read_text(encoding="utf-8")
