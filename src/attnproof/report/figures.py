@@ -1,10 +1,9 @@
 """Draws the ledger's figures from plain data, as SVG and PNG, in English or Chinese.
 
 Colours are of the Okabe-Ito set and the cividis map, which stay apart for colour-blind readers; lines also
-differ in dash and points in shape. English text is DejaVu Sans, which matplotlib brings along, as outlines: it
-looks the same everywhere. Chinese needs a font of the system: PNG is drawn with the first known one that is found,
-and left out with a sentence where there is none; SVG then keeps its text as text, for the reader's own fonts.
-"""
+differ in dash and points in shape. English text is DejaVu Sans, which matplotlib brings along, as outlines, and
+looks the same everywhere. Chinese needs a font of the system: PNG is drawn with the first known one that is
+found, and left out with a sentence where there is none; SVG keeps its text as text, for the fonts of the reader.
 
 from __future__ import annotations
 
@@ -136,8 +135,8 @@ def _save(figure: Any, stem: Path, lang: str, font: str | None) -> Iterator[str]
     figure.savefig(svg, format="svg", metadata={"Date": None})
     yield f"wrote {svg}"
     if lang == "zh" and font is None:
-        advice = "for one: apt install fonts-wqy-microhei"
-        yield f"left out {stem.name}.png: no Chinese font is installed ({advice}); the SVG keeps its text as text"
+        why = "no Chinese font is installed (for one: apt install fonts-wqy-microhei)"
+        yield f"left out {stem.name}.png: {why}; the SVG keeps its text as text"
         return
     png = stem.with_name(stem.name + ".png")
     figure.savefig(png, format="png", metadata={"Software": None})
@@ -267,7 +266,7 @@ def intensity(data: Mapping[str, Any], say: Words) -> Any:
 
 def measured(data: Mapping[str, Any], say: Words) -> Any:
     """Counted bytes against predicted bytes, with the two bands that are promised."""
-    figure, (axes,) = _new(1, (6.4, 5.4))
+    figure, (axes,) = _new(1, (5.8, 5.8))
     points = data["points"]
     values = [value for point in points for value in (point["counted"], point["predicted"]) if value > 0]
     low, high = min(values) / 2, max(values) * 2
