@@ -1,1 +1,1 @@
-"""Reports: they read records and plain data, and compute nothing."""
+"""Reports: they read records and compute nothing."""

@@ -4,6 +4,7 @@ Colours are of the Okabe-Ito set and the cividis map, which stay apart for colou
 differ in dash and points in shape. English text is DejaVu Sans, which matplotlib brings along, as outlines, and
 looks the same everywhere. Chinese needs a font of the system: PNG is drawn with the first known one that is
 found, and left out with a sentence where there is none; SVG keeps its text as text, for the fonts of the reader.
+"""
 
 from __future__ import annotations
 
