@@ -1,0 +1,1 @@
+"""Triton backend: every GPU that Triton serves, forward, backward and decode."""
