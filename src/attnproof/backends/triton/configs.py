@@ -7,6 +7,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from ...problem import Problem
+
 Pass = Literal["forward", "dkdv", "dq", "dbias", "decode"]
 
 
@@ -29,3 +31,22 @@ class Config:
     num_stages: int
     tma: bool = False
     maxnreg: int = 0
+
+
+# small tiles for the interpreter, so that tests cross tile borders at small sizes
+INTERPRETER = Config(32, 32, 4, 1)
+
+
+def padded(width: int) -> int:
+    """Head dim as a tile axis: a power of two, at least what a matrix instruction takes."""
+    return max(16, 1 << (width - 1).bit_length()) if width > 0 else 16
+
+
+def choose(problem: Problem, which: Pass, architecture: str) -> Config:
+    """The configuration for one pass of a problem."""
+    if architecture == "interpreter":
+        return INTERPRETER
+    return Config(64, 64, 4, 2)
+
+
+__all__ = ["Config", "Pass", "choose", "padded", "replace"]

@@ -62,7 +62,7 @@ def finish(acc, m, l, lift, sink, HAS_SINK: tl.constexpr):
         top = tl.maximum(m, sink)
         point = tl.where(top == -INF, 0.0, top)
         shrink = tl.exp2((m - point) * LOG2E)
-        l = l * shrink + tl.exp2((sink - point) * LOG2E)
+        l = l * shrink + tl.exp2((sink - point) * LOG2E)  # noqa: E741
         acc = acc * shrink[:, None]
         m = top
     dead = l == 0.0
@@ -176,7 +176,7 @@ def forward_kernel(
         unit = LOG2E
         lift = 1.0
     m = tl.full([BLOCK_M], -INF, tl.float32)
-    l = tl.zeros([BLOCK_M], tl.float32)
+    l = tl.zeros([BLOCK_M], tl.float32)  # noqa: E741
     acc = tl.zeros([BLOCK_M, BLOCK_DV], tl.float32)
     # full tiles first, untested, then the edges
     for EDGE in tl.static_range(2):
@@ -211,7 +211,7 @@ def forward_kernel(
                 )  # fmt: skip
                 s = tl.where(allowed, s, -INF)
             p, alpha, m = online_softmax(s, m, unit, EXACT)
-            l = l * alpha + tl.sum(p, 1)
+            l = l * alpha + tl.sum(p, 1)  # noqa: E741
             acc = acc * alpha[:, None]
             if HAS_DROPOUT:
                 p = tl.where(kept(rng, b * H + h, rows, first_key, threshold, BLOCK_M, BLOCK_N, False), p, 0.0)

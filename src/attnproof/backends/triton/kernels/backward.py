@@ -232,7 +232,7 @@ def dkdv_kernel(
                 do_start = do_base + first_row.to(tl.int64) * stride_dom
                 do_ptrs = pointers(do_start, block_rows, v_cols, stride_dom, stride_dod, WIDE)
                 do_tile = load_rows(do_ptrs, rows, n_rows, v_cols, DV, BLOCK_DV, EDGE)  # [BLOCK_M, BLOCK_DV]
-                kept_pairs = EDGE
+                kept_pairs = p  # unused without dropout
                 p_kept = p
                 if HAS_DROPOUT:
                     kept_pairs = kept(rng, b * H + h, rows, first, threshold, BLOCK_M, BLOCK_N, True)
@@ -363,7 +363,7 @@ def dq_kernel(
                     keep, stride_keepm, stride_keepn, BANDED, HAS_BOUNDS, HAS_KEEP,
                 )  # fmt: skip
                 p = tl.where(allowed, p, 0.0)
-            kept_pairs = EDGE
+            kept_pairs = p  # unused without dropout
             if HAS_DROPOUT:
                 kept_pairs = kept(rng, b * H + h, rows, first_key, threshold, BLOCK_M, BLOCK_N, False)
             dp = dot(do_tile, tl.trans(v_tile), PRECISION)

@@ -27,7 +27,7 @@ from .pieces import (
     ]
 )
 def summary_kernel(
-    keep, bounds, lists, cu_q, cu_k, lengths,
+    lists, keep, bounds, cu_q, cu_k, lengths,
     stride_keepb, stride_keeph, stride_keepm, stride_keepn,
     stride_boundb, stride_boundm,
     stride_listb, stride_listh, list_width,

@@ -123,7 +123,7 @@ def dbias_kernel(
             BANDED, HAS_BOUNDS, HAS_KEEP,
         )  # fmt: skip
         p = tl.where(allowed, probabilities(s, lse_rows[:, None], scale, False), 0.0)
-        kept_pairs = True
+        kept_pairs = p  # unused without dropout
         if HAS_DROPOUT:
             kept_pairs = kept(rng, b * H + h, rows, n_at * BLOCK_N, threshold, BLOCK_M, BLOCK_N, False)
         d_logits, _ = score_gradient(
@@ -144,3 +144,24 @@ def dbias_kernel(
     inside = (m_index < M)[:, None] & (n_index < N)[None, :]
     ptrs = dbias + m_index.to(tl.int64)[:, None] * stride_dbiasm + n_index.to(tl.int64)[None, :] * stride_dbiasn
     tl.store(ptrs, acc.to(dbias.dtype.element_ty), mask=inside)
+
+
+@triton.jit(do_not_specialize=["H"])
+def slot_sum_kernel(parts, sums, cu_q, H, BLOCK: tl.constexpr):
+    """Computes: sums[b, h] = the parts of the slots that sequence b owns, in slot order.
+
+    Grid: one program per (sequence, head).
+    Shapes: parts [slots, H], sums [B, H].
+    Invariants: slots as ``find_sequence`` numbers them.
+    Mirror: none; packed rows only.
+    """
+    pid = tl.program_id(0)
+    b = pid // H
+    h = pid % H
+    first = tl.load(cu_q + b)
+    length = tl.load(cu_q + b + 1) - first
+    slot = (first // BLOCK + b).to(tl.int64)
+    total = 0.0
+    for step in tl.range(0, (length + BLOCK - 1) // BLOCK):
+        total += tl.load(parts + (slot + step) * H + h)
+    tl.store(sums + pid, total)
