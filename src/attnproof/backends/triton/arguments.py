@@ -72,11 +72,22 @@ def pair_strides(name: str, x: Any) -> dict[str, int]:
     return strides(name, x, "bhmn")
 
 
-def stat_strides(problem: Problem) -> dict[str, int]:
-    """Strides of lse and delta, which are contiguous: [B, H, M], packed [H, Tq]."""
+def lse_strides(problem: Problem) -> dict[str, int]:
+    """Strides of lse, which is contiguous: [B, H, M], packed [H, Tq]."""
     if problem.rows == "packed":
         return {"stride_lseb": 0, "stride_lseh": problem.tokens[0]}
     return {"stride_lseb": problem.H * problem.M, "stride_lseh": problem.M}
+
+
+def stat_stride(problem: Problem) -> int:
+    """Floats from one plane of row statistics to the next: padded, so that every plane is aligned for wide loads."""
+    return cdiv(problem.tokens[0] if problem.rows == "packed" else problem.M, 16) * 16
+
+
+def stat_strides(problem: Problem) -> dict[str, int]:
+    """Strides of the row statistics of backward: one plane per (sequence, head), packed one per head."""
+    step = stat_stride(problem)
+    return {"stride_statb": 0 if problem.rows == "packed" else problem.H * step, "stride_stath": step}
 
 
 def list_strides(lists: Any, problem: Problem) -> dict[str, int]:
@@ -151,7 +162,6 @@ def constants(problem: Problem) -> dict[str, Any]:
         "EXACT": True,
         "PRECISION": compat.precision(problem.dtype),
         "HEAVY_LAST": heavy_last(problem),
-        "TMA": False,
     }
 
 
@@ -177,3 +187,17 @@ def grid(problem: Problem, slots: int, heads: int) -> dict[str, int]:
 def blocks(config: Config) -> dict[str, int]:
     """Tile sizes."""
     return {"BLOCK_M": config.block_m, "BLOCK_N": config.block_n}
+
+
+def boxes(problem: Problem, config: Config, rows: int, at: dict[int, Any]) -> dict[int, tuple[int, int]]:
+    """Tensor descriptor boxes of the streamed arrays ``at`` their indices; none where the hardware cannot take them."""
+    if not config.tma or problem.rows != "dense" or not all(_describable(x) for x in at.values()):
+        return {}
+    return {index: (rows, padded(x.shape[-1])) for index, x in at.items()}
+
+
+def _describable(x: Any) -> bool:
+    """Unit last stride, every other stride and the base a multiple of 16 bytes, no empty or broadcast axis."""
+    step = 16 // x.element_size()
+    aligned = x.data_ptr() % 16 == 0 and all(s % step == 0 and s > 0 for s in x.stride()[:-1])
+    return x.dim() == 4 and x.stride(-1) == 1 and aligned and min(x.shape) > 0

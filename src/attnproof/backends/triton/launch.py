@@ -15,7 +15,7 @@ import torch
 from ...problem import Grads, Problem, Tensors
 from . import arguments as args
 from . import compat, configs
-from .kernels.backward import delta_kernel, dkdv_kernel, dq_kernel
+from .kernels.backward import dkdv_kernel, dq_kernel, stats_kernel
 from .configs import Config, Pass
 from .kernels.decode import combine_kernel, decode_kernel
 from .kernels.forward import forward_kernel
@@ -120,13 +120,14 @@ def _forward(problem: Problem, t: Tensors, out: Any, lse: Any) -> None:
             **args.strides("k", t.k, "bhnd"),
             **args.strides("v", t.v, "bhnd"),
             **args.strides("o", out, "bhmd"),
-            **args.stat_strides(problem),
+            **args.lse_strides(problem),
             **args.list_strides(lists, problem),
             **args.grid(problem, slots, problem.H),
             **args.blocks(config),
             "WIDE": args.wide(config.block_n, problem, t.k, t.v),
         }
-        return Plan(forward_kernel, slots * args.planes(problem, problem.H), len(arrays), named, config)
+        boxes = args.boxes(problem, config, config.block_n, {1: t.k, 2: t.v})
+        return Plan(forward_kernel, slots * args.planes(problem, problem.H), len(arrays), named, config, boxes)
 
     _run("forward", problem, arrays, build, _batches(t.bounds))
 
@@ -196,7 +197,7 @@ def _decode(problem: Problem, t: Tensors, out: Any, lse: Any) -> None:
             **args.strides("k", t.k, "bhnd"),
             **args.strides("v", t.v, "bhnd"),
             **args.strides("o", out, "bhmd"),
-            **args.stat_strides(problem),
+            **args.lse_strides(problem),
             "BLOCK_M": configs.padded(problem.M * problem.G),
             "BLOCK_N": config.block_n,
             "BLOCK_S": configs.padded(splits),
@@ -228,14 +229,14 @@ def default_splits(problem: Problem, config: Config, q: Any) -> int:
 def _backward(
     problem: Problem, t: Tensors, out: Any, lse: Any, dout: Any, dlse: Any, needs: frozenset[str]
 ) -> Grads:
-    delta, dsink = _delta(problem, t, out, lse, dout, dlse, "sink" in needs)
+    stats, dsink = _stats(problem, t, out, lse, dout, dlse, "sink" in needs)
     dk = dv = dq = dalibi = dbias = None
     if needs & {"k", "v"}:
-        dk, dv = _dkdv(problem, t, lse, delta, dout)
+        dk, dv = _dkdv(problem, t, stats, dout)
     if needs & {"q", "alibi_slopes"}:
-        dq, dalibi = _dq(problem, t, lse, delta, dout, "alibi_slopes" in needs)
+        dq, dalibi = _dq(problem, t, stats, dout, "alibi_slopes" in needs)
     if "bias" in needs and problem.has_bias:
-        dbias = _dbias(problem, t, lse, delta, dout)
+        dbias = _dbias(problem, t, stats, dout)
     return Grads(
         dq if "q" in needs else None,
         dk if "k" in needs else None,
@@ -246,19 +247,19 @@ def _backward(
     )
 
 
-def _delta(
+def _stats(
     problem: Problem, t: Tensors, out: Any, lse: Any, dout: Any, dlse: Any, need_sink: bool
 ) -> tuple[Any, Any]:
-    """(delta, dsink); packed rows are one plane per head."""
+    """(stats, dsink); stats [2, planes, rows] are the shift of p and delta. Packed rows are one plane per head."""
     need_sink = need_sink and problem.has_sink
-    delta = torch.empty_like(lse)
     block = 32
     n_rows = problem.tokens[0] if problem.rows == "packed" else problem.M
     slots, planes = args.cdiv(n_rows, block), args.planes(problem, problem.H)
+    stats = torch.empty((2, planes, args.stat_stride(problem)), dtype=torch.float32, device=lse.device)
+    if lse.numel() == 0:
+        return stats, torch.zeros(problem.H, device=lse.device) if need_sink else None
     parts = torch.empty((planes, slots), dtype=torch.float32, device=lse.device) if need_sink else None
-    if delta.numel() == 0:
-        return delta, torch.zeros(problem.H, device=lse.device) if need_sink else None
-    arrays = (out, dout, lse, dlse, delta, t.sink if need_sink else None, parts)
+    arrays = (out, dout, lse, dlse, *stats, t.sink if need_sink else None, parts)
 
     def build() -> Plan:
         named = {
@@ -267,6 +268,7 @@ def _delta(
             **args.strides("o", out, "bhmd"),
             **args.strides("do", dout, "bhmd"),
             **args.strides("dlse", dlse, "bhm"),
+            **args.lse_strides(problem),
             **args.stat_strides(problem),
             "n_rows": n_rows,
             "H": problem.H,
@@ -275,10 +277,10 @@ def _delta(
             "HAS_DLSE": dlse is not None,
             "HAS_SINK": need_sink,
         }
-        return Plan(delta_kernel, slots * planes, len(arrays), named, Config(block, 1, 4, 1))
+        return Plan(stats_kernel, slots * planes, len(arrays), named, Config(block, 1, 4, 1))
 
-    _run("delta", problem, arrays, build)
-    return delta, None if parts is None else parts.view(-1, problem.H, slots).sum((0, 2))
+    _run("stats", problem, arrays, build)
+    return stats, None if parts is None else parts.view(-1, problem.H, slots).sum((0, 2))
 
 
 def _streams(problem: Problem, t: Tensors, lists: Any, dout: Any) -> dict[str, Any]:
@@ -296,13 +298,13 @@ def _streams(problem: Problem, t: Tensors, lists: Any, dout: Any) -> dict[str, A
     }
 
 
-def _dkdv(problem: Problem, t: Tensors, lse: Any, delta: Any, dout: Any) -> tuple[Any, Any]:
+def _dkdv(problem: Problem, t: Tensors, stats: Any, dout: Any) -> tuple[Any, Any]:
     dk, dv = torch.empty_like(t.k), torch.empty_like(t.v)
     if dk.numel() == 0 and dv.numel() == 0:
         return dk, dv
     lists = _summary(problem, t, "dkdv") if problem.has_keep or problem.has_bounds else None
     arrays = (
-        *(t.q, t.k, t.v, dout, lse, delta, dk, dv, t.bias, t.keep, t.alibi_slopes, t.bounds, t.rng, lists),
+        *(t.q, t.k, t.v, dout, *stats, dk, dv, t.bias, t.keep, t.alibi_slopes, t.bounds, t.rng, lists),
         *(t.cu_q, t.cu_k),
     )
 
@@ -317,24 +319,25 @@ def _dkdv(problem: Problem, t: Tensors, lse: Any, delta: Any, dout: Any) -> tupl
             **args.blocks(config),
             "WIDE": args.wide(config.block_m, problem, t.q, dout),
         }
-        return Plan(dkdv_kernel, slots * args.planes(problem, problem.Hkv), len(arrays), named, config)
+        boxes = args.boxes(problem, config, config.block_m, {0: t.q, 3: dout})
+        return Plan(dkdv_kernel, slots * args.planes(problem, problem.Hkv), len(arrays), named, config, boxes)
 
     _run("dkdv", problem, arrays, build, _batches(t.bounds))
     return dk, dv
 
 
-def _dq(problem: Problem, t: Tensors, lse: Any, delta: Any, dout: Any, need_slopes: bool) -> tuple[Any, Any]:
+def _dq(problem: Problem, t: Tensors, stats: Any, dout: Any, need_slopes: bool) -> tuple[Any, Any]:
     need_slopes = need_slopes and problem.has_alibi
     dq = torch.empty_like(t.q)
-    if delta.numel() == 0:
+    if stats.numel() == 0:
         zeros = torch.zeros((problem.B, problem.H), device=t.q.device) if need_slopes else None
         return dq, zeros
     config = _config(problem, "dq", t.q)
     slots, planes = args.query_slots(problem, config.block_m), args.planes(problem, problem.H)
     lists = _summary(problem, t, "dq") if problem.has_keep else None
-    parts = torch.empty((slots, planes), dtype=torch.float32, device=lse.device) if need_slopes else None
+    parts = torch.empty((slots, planes), dtype=torch.float32, device=stats.device) if need_slopes else None
     arrays = (
-        *(t.q, t.k, t.v, dout, lse, delta, dq, parts),
+        *(t.q, t.k, t.v, dout, *stats, dq, parts),
         *(t.bias, t.keep, t.alibi_slopes, t.bounds, t.rng, lists, t.cu_q, t.cu_k),
     )
 
@@ -347,7 +350,8 @@ def _dq(problem: Problem, t: Tensors, lse: Any, delta: Any, dout: Any, need_slop
             "NEED_SLOPES": need_slopes,
             "WIDE": args.wide(config.block_n, problem, t.k, t.v),
         }
-        return Plan(dq_kernel, slots * planes, len(arrays), named, config)
+        boxes = args.boxes(problem, config, config.block_n, {1: t.k, 2: t.v})
+        return Plan(dq_kernel, slots * planes, len(arrays), named, config, boxes)
 
     _run("dq", problem, arrays, build, _batches(t.bounds))
     if parts is None:
@@ -367,17 +371,17 @@ def _slopes_of_slots(problem: Problem, t: Tensors, parts: Any, config: Config) -
     return dalibi
 
 
-def _dbias(problem: Problem, t: Tensors, lse: Any, delta: Any, dout: Any) -> Any:
+def _dbias(problem: Problem, t: Tensors, stats: Any, dout: Any) -> Any:
     shape = problem.bias_shape
     assert shape is not None
     dbias = torch.zeros(shape, dtype=t.bias.dtype, device=t.bias.device)
-    if dbias.numel() == 0 or delta.numel() == 0 or problem.N == 0:
+    if dbias.numel() == 0 or stats.numel() == 0 or problem.N == 0:
         return dbias
     config = _config(problem, "dbias", t.q)
     m_tiles, n_tiles = args.cdiv(problem.M, config.block_m), args.cdiv(problem.N, config.block_n)
     batch, heads, rows, cols = shape
     arrays = (
-        *(t.q, t.k, t.v, dout, lse, delta, dbias, t.bias, t.keep, t.alibi_slopes, t.bounds, t.rng),
+        *(t.q, t.k, t.v, dout, *stats, dbias, t.bias, t.keep, t.alibi_slopes, t.bounds, t.rng),
         *(t.cu_q, t.cu_k),
     )
     own_m, own_n = (m_tiles if rows > 1 else 1), (n_tiles if cols > 1 else 1)

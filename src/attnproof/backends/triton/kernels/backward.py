@@ -4,7 +4,7 @@
     dv = dropout(P)^T dout     dk = scale * dS^T q         dq = scale * dS k
 
 ``dkdv_kernel`` owns a tile of keys and streams queries, with every tile transposed; ``dq_kernel`` owns a tile of
-queries and streams keys. Both rebuild P from lse (FlashAttention-2, arXiv 2307.08691, section 3.1.2). ``delta_kernel``
+queries and streams keys. Both rebuild P from lse (FlashAttention-2, arXiv 2307.08691, section 3.1.2). ``stats_kernel``
 runs before them. Mirror: ``backends/streaming.py``, backward.
 """
 
@@ -24,6 +24,7 @@ from .pieces import (
     listed_tile,
     load_bounds,
     load_rows,
+    load_streamed,
     locate,
     narrow_interval,
     plane_base,
@@ -39,20 +40,22 @@ from .pieces import (
 
 
 @triton.jit
-def load_stats(lse, delta, rows, n_rows):
-    """(lse, delta) of some rows; lse is +inf for rows that are dead or past the end, which makes their p 0."""
-    lse_rows = tl.load(lse + rows, mask=rows < n_rows, other=INF)
-    delta_rows = tl.load(delta + rows, mask=rows < n_rows, other=0.0)
-    return tl.where(lse_rows == -INF, INF, lse_rows), delta_rows
+def load_stat(stat, rows, n_rows, other, CHECK: tl.constexpr):
+    """One number per row, ``other`` past the end."""
+    if CHECK:
+        value = tl.load(stat + rows, mask=rows < n_rows, other=other)
+    else:
+        value = tl.load(stat + rows)
+    return value
 
 
 @triton.jit
-def probabilities(s, lse, scale, FOLD: tl.constexpr):
-    """p from logits (or folded raw products) and an lse that broadcasts against them."""
+def probabilities(s, shift, scale, FOLD: tl.constexpr):
+    """p from logits and lse, or from folded raw products and lse in octaves; a shift of +inf makes p 0."""
     if FOLD:
-        p = tl.exp2(s * (scale * LOG2E) - lse * LOG2E)
+        p = tl.exp2(s * (scale * LOG2E) - shift)
     else:
-        p = tl.exp2((s - lse) * LOG2E)
+        p = tl.exp2((s - shift) * LOG2E)
     return p
 
 
@@ -71,21 +74,21 @@ def score_gradient(
 
 
 @triton.jit(do_not_specialize=["n_rows", "H", "n_slots", "stride_lseb", "stride_lseh"])
-def delta_kernel(
-    out, dout, lse, dlse, delta, sink, sink_parts,
+def stats_kernel(
+    out, dout, lse, dlse, shift, delta, sink, sink_parts,
     stride_ob, stride_oh, stride_om, stride_od,
     stride_dob, stride_doh, stride_dom, stride_dod,
     stride_dlseb, stride_dlseh, stride_dlsem,
-    stride_lseb, stride_lseh, stride_sink,
+    stride_lseb, stride_lseh, stride_statb, stride_stath, stride_sink,
     n_rows, H, n_slots,
     DV: tl.constexpr, BLOCK_DV: tl.constexpr, BLOCK_M: tl.constexpr,
-    HAS_DLSE: tl.constexpr, HAS_SINK: tl.constexpr,
+    HAS_DLSE: tl.constexpr, HAS_SINK: tl.constexpr, FOLD: tl.constexpr,
 ):  # fmt: skip
-    """Computes: delta [rows] = rowsum(out * dout) - dlse, and each tile's part of dsink.
+    """Computes: per row delta = rowsum(out * dout) - dlse and the shift of p, and each tile's part of dsink.
 
     Grid: one program per (tile of BLOCK_M rows, plane); packed rows are one plane per head, all tokens.
-    Shapes: out, dout [rows, DV]; lse, dlse, delta [rows]; sink_parts [planes, slots].
-    Invariants: sink_parts = -sum exp(sink - lse) * delta over the tile; dead rows count 0.
+    Shapes: out, dout [rows, DV]; lse, dlse, shift, delta [rows]; sink_parts [planes, slots].
+    Invariants: shift = lse (in octaves if FOLD), +inf for dead rows; sink_parts = -sum exp(sink - lse) * delta.
     Mirror: streaming.backward, first step.
     """
     pid = tl.program_id(0)
@@ -95,6 +98,7 @@ def delta_kernel(
     h = plane % H
     rows = slot * BLOCK_M + tl.arange(0, BLOCK_M)
     cols = tl.arange(0, BLOCK_DV)
+    inside = rows < n_rows
     o_ptrs = pointers(plane_base(out, b, h, 0, stride_ob, stride_oh, 0), rows, cols, stride_om, stride_od, True)
     do_ptrs = pointers(plane_base(dout, b, h, 0, stride_dob, stride_doh, 0), rows, cols, stride_dom, stride_dod, True)
     o_tile = load_rows(o_ptrs, rows, n_rows, cols, DV, BLOCK_DV, True).to(tl.float32)
@@ -102,26 +106,31 @@ def delta_kernel(
     row_sum = tl.sum(o_tile * do_tile, 1)
     if HAS_DLSE:
         dlse = plane_base(dlse, b, h, 0, stride_dlseb, stride_dlseh, 0)
-        row_sum -= tl.load(dlse + rows.to(tl.int64) * stride_dlsem, mask=rows < n_rows, other=0.0)
-    tl.store(plane_base(delta, b, h, 0, stride_lseb, stride_lseh, 0) + rows, row_sum, mask=rows < n_rows)
+        row_sum -= tl.load(dlse + rows.to(tl.int64) * stride_dlsem, mask=inside, other=0.0)
+    lse = plane_base(lse, b, h, 0, stride_lseb, stride_lseh, 0)
+    lse_rows = tl.load(lse + rows, mask=inside, other=-INF)
+    dead = lse_rows == -INF
+    if FOLD:
+        octaves = lse_rows * LOG2E
+    else:
+        octaves = lse_rows
+    stat = b.to(tl.int64) * stride_statb + h.to(tl.int64) * stride_stath + rows
+    tl.store(shift + stat, tl.where(dead, INF, octaves), mask=inside)
+    tl.store(delta + stat, row_sum, mask=inside)
     if HAS_SINK:
-        lse_rows = tl.load(
-            plane_base(lse, b, h, 0, stride_lseb, stride_lseh, 0) + rows, mask=rows < n_rows, other=-INF
-        )
-        dead = lse_rows == -INF
         logit = tl.load(sink + h * stride_sink).to(tl.float32)
-        weight = tl.where(dead, 0.0, tl.exp2((logit - tl.where(dead, 0.0, lse_rows)) * LOG2E))
+        weight = tl.exp2((logit - tl.where(dead, 0.0, lse_rows)) * LOG2E)
         tl.store(sink_parts + pid, -tl.sum(tl.where(dead, 0.0, weight * row_sum), 0))
 
 
 @triton.jit(
     do_not_specialize=[
         *("M", "N", "B", "H", "Hkv", "group", "left", "right", "threshold", "n_slots", "n_planes", "swizzle"),
-        *("stride_listb", "stride_listh", "list_width", "stride_lseb", "stride_lseh"),
+        *("stride_listb", "stride_listh", "list_width"),
     ]
 )
 def dkdv_kernel(
-    q, k, v, dout, lse, delta, dk, dv,
+    q, k, v, dout, shift, delta, dk, dv,
     bias, keep, slopes, bounds, rng, lists,
     cu_q, cu_k,
     stride_qb, stride_qh, stride_qm, stride_qd,
@@ -130,7 +139,7 @@ def dkdv_kernel(
     stride_dob, stride_doh, stride_dom, stride_dod,
     stride_dkb, stride_dkh, stride_dkn, stride_dkd,
     stride_dvb, stride_dvh, stride_dvn, stride_dvd,
-    stride_lseb, stride_lseh,
+    stride_statb, stride_stath,
     stride_biasb, stride_biash, stride_biasm, stride_biasn,
     stride_keepb, stride_keeph, stride_keepm, stride_keepn,
     stride_slopeb, stride_slopeh,
@@ -144,7 +153,7 @@ def dkdv_kernel(
     ROWS: tl.constexpr, BANDED: tl.constexpr, TOP_LEFT: tl.constexpr,
     HAS_KEEP: tl.constexpr, HAS_BOUNDS: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_ALIBI: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr, HAS_DROPOUT: tl.constexpr,
-    FOLD: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr,
+    FOLD: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr, TMA: tl.constexpr,
 ):  # fmt: skip
     """Computes: dk [N, D] and dv [N, DV] of one (sequence, key/value head), summed over the head's query heads.
 
@@ -182,10 +191,12 @@ def dkdv_kernel(
     dv_tile = tl.zeros([BLOCK_N, BLOCK_DV], tl.float32)
     for member in tl.range(0, group):
         h = kv_head * group + member
-        q_base = plane_base(q, b, h, q_row, stride_qb, stride_qh, stride_qm)
-        do_base = plane_base(dout, b, h, q_row, stride_dob, stride_doh, stride_dom)
-        lse_base = plane_base(lse, b, h, q_row, stride_lseb, stride_lseh, 1)
-        delta_base = plane_base(delta, b, h, q_row, stride_lseb, stride_lseh, 1)
+        q_base, do_base = q, dout
+        if not TMA:
+            q_base = plane_base(q, b, h, q_row, stride_qb, stride_qh, stride_qm)
+            do_base = plane_base(dout, b, h, q_row, stride_dob, stride_doh, stride_dom)
+        shift_base = plane_base(shift, b, h, q_row, stride_statb, stride_stath, 1)
+        delta_base = plane_base(delta, b, h, q_row, stride_statb, stride_stath, 1)
         bias_base, keep_base, list_row = bias, keep, lists
         if HAS_BIAS:
             bias_base = plane_base(bias, b, h, 0, stride_biasb, stride_biash, 0)
@@ -211,15 +222,16 @@ def dkdv_kernel(
                 rows = first_row + block_rows
                 i = rows[None, :]
                 j = keys[:, None]
-                q_start = q_base + first_row.to(tl.int64) * stride_qm
-                q_ptrs = pointers(q_start, block_rows, cols, stride_qm, stride_qd, WIDE)
-                q_tile = load_rows(q_ptrs, rows, n_rows, cols, D, BLOCK_D, EDGE)  # [BLOCK_M, BLOCK_D]
-                lse_rows, delta_rows = load_stats(lse_base, delta_base, rows, n_rows)
+                q_tile = load_streamed(
+                    q, q_base, b, h, first_row, block_rows, n_rows, cols, stride_qm, stride_qd,
+                    BLOCK_M, D, BLOCK_D, EDGE, WIDE, TMA,
+                )  # [BLOCK_M, BLOCK_D]  # fmt: skip
+                shift_rows = load_stat(shift_base, rows, n_rows, INF, EDGE)
                 s, capped = scores(
                     dot(k_tile, tl.trans(q_tile), PRECISION), i, j, n_rows, n_keys, offset, scale, cap, slope,
                     bias_base, stride_biasm, stride_biasn, FOLD, HAS_SOFTCAP, HAS_ALIBI, HAS_BIAS,
                 )  # [BLOCK_N, BLOCK_M]  # fmt: skip
-                p = probabilities(s, lse_rows[None, :], scale, FOLD)
+                p = probabilities(s, shift_rows[None, :], scale, FOLD)
                 if EDGE:
                     row_lo, row_hi = rows, rows
                     if HAS_BOUNDS:
@@ -229,9 +241,10 @@ def dkdv_kernel(
                         keep_base, stride_keepm, stride_keepn, BANDED, HAS_BOUNDS, HAS_KEEP,
                     )  # fmt: skip
                     p = tl.where(allowed, p, 0.0)
-                do_start = do_base + first_row.to(tl.int64) * stride_dom
-                do_ptrs = pointers(do_start, block_rows, v_cols, stride_dom, stride_dod, WIDE)
-                do_tile = load_rows(do_ptrs, rows, n_rows, v_cols, DV, BLOCK_DV, EDGE)  # [BLOCK_M, BLOCK_DV]
+                do_tile = load_streamed(
+                    dout, do_base, b, h, first_row, block_rows, n_rows, v_cols, stride_dom, stride_dod,
+                    BLOCK_M, DV, BLOCK_DV, EDGE, WIDE, TMA,
+                )  # [BLOCK_M, BLOCK_DV]  # fmt: skip
                 kept_pairs = p  # unused without dropout
                 p_kept = p
                 if HAS_DROPOUT:
@@ -239,6 +252,7 @@ def dkdv_kernel(
                     p_kept = tl.where(kept_pairs, p, 0.0)
                 dv_tile = dot_add(p_kept.to(do_tile.dtype), do_tile, dv_tile, PRECISION)
                 dp = dot(v_tile, tl.trans(do_tile), PRECISION)
+                delta_rows = load_stat(delta_base, rows, n_rows, 0.0, EDGE)
                 _, ds = score_gradient(
                     p, dp, delta_rows[None, :], capped, cap, kept_pairs, inverse_keep, HAS_SOFTCAP, HAS_DROPOUT
                 )
@@ -254,11 +268,11 @@ def dkdv_kernel(
 @triton.jit(
     do_not_specialize=[
         *("M", "N", "B", "H", "group", "left", "right", "threshold", "n_slots", "n_planes", "swizzle"),
-        *("stride_listb", "stride_listh", "list_width", "stride_lseb", "stride_lseh"),
+        *("stride_listb", "stride_listh", "list_width"),
     ]
 )
 def dq_kernel(
-    q, k, v, dout, lse, delta, dq, slope_parts,
+    q, k, v, dout, shift, delta, dq, slope_parts,
     bias, keep, slopes, bounds, rng, lists,
     cu_q, cu_k,
     stride_qb, stride_qh, stride_qm, stride_qd,
@@ -266,7 +280,7 @@ def dq_kernel(
     stride_vb, stride_vh, stride_vn, stride_vd,
     stride_dob, stride_doh, stride_dom, stride_dod,
     stride_dqb, stride_dqh, stride_dqm, stride_dqd,
-    stride_lseb, stride_lseh,
+    stride_statb, stride_stath,
     stride_biasb, stride_biash, stride_biasm, stride_biasn,
     stride_keepb, stride_keeph, stride_keepm, stride_keepn,
     stride_slopeb, stride_slopeh,
@@ -281,6 +295,7 @@ def dq_kernel(
     HAS_KEEP: tl.constexpr, HAS_BOUNDS: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_ALIBI: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr, HAS_DROPOUT: tl.constexpr, NEED_SLOPES: tl.constexpr,
     FOLD: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr, HEAVY_LAST: tl.constexpr,
+    TMA: tl.constexpr,
 ):  # fmt: skip
     """Computes: dq [M, D] of one (sequence, head), and each tile's part of the ALiBi slope gradient.
 
@@ -301,15 +316,18 @@ def dq_kernel(
     v_cols = tl.arange(0, BLOCK_DV)
     q_base = plane_base(q, b, h, q_row, stride_qb, stride_qh, stride_qm)
     do_base = plane_base(dout, b, h, q_row, stride_dob, stride_doh, stride_dom)
-    k_base = plane_base(k, b, kv_head, k_row, stride_kb, stride_kh, stride_kn)
-    v_base = plane_base(v, b, kv_head, k_row, stride_vb, stride_vh, stride_vn)
+    k_base, v_base = k, v
+    if not TMA:
+        k_base = plane_base(k, b, kv_head, k_row, stride_kb, stride_kh, stride_kn)
+        v_base = plane_base(v, b, kv_head, k_row, stride_vb, stride_vh, stride_vn)
     q_ptrs = pointers(q_base, rows, cols, stride_qm, stride_qd, True)
     do_ptrs = pointers(do_base, rows, v_cols, stride_dom, stride_dod, True)
     q_tile = load_rows(q_ptrs, rows, n_rows, cols, D, BLOCK_D, True)  # [BLOCK_M, BLOCK_D]
     do_tile = load_rows(do_ptrs, rows, n_rows, v_cols, DV, BLOCK_DV, True)  # [BLOCK_M, BLOCK_DV]
-    lse = plane_base(lse, b, h, q_row, stride_lseb, stride_lseh, 1)
-    delta = plane_base(delta, b, h, q_row, stride_lseb, stride_lseh, 1)
-    lse_rows, delta_rows = load_stats(lse, delta, rows, n_rows)
+    shift_base = plane_base(shift, b, h, q_row, stride_statb, stride_stath, 1)
+    delta_base = plane_base(delta, b, h, q_row, stride_statb, stride_stath, 1)
+    shift_rows = load_stat(shift_base, rows, n_rows, INF, True)
+    delta_rows = load_stat(delta_base, rows, n_rows, 0.0, True)
     if BANDED:
         last = tl.minimum(first + BLOCK_M, n_rows) - 1
         lo, full_lo, full_hi, hi = key_interval(first, last, offset, left, right, n_keys)
@@ -346,17 +364,19 @@ def dq_kernel(
             keys = first_key + block_keys
             i = rows[:, None]
             j = keys[None, :]
-            k_start = k_base + first_key.to(tl.int64) * stride_kn
-            k_ptrs = pointers(k_start, block_keys, cols, stride_kn, stride_kd, WIDE)
-            k_tile = load_rows(k_ptrs, keys, n_keys, cols, D, BLOCK_D, EDGE)  # [BLOCK_N, BLOCK_D]
-            v_start = v_base + first_key.to(tl.int64) * stride_vn
-            v_ptrs = pointers(v_start, block_keys, v_cols, stride_vn, stride_vd, WIDE)
-            v_tile = load_rows(v_ptrs, keys, n_keys, v_cols, DV, BLOCK_DV, EDGE)  # [BLOCK_N, BLOCK_DV]
+            k_tile = load_streamed(
+                k, k_base, b, kv_head, first_key, block_keys, n_keys, cols, stride_kn, stride_kd,
+                BLOCK_N, D, BLOCK_D, EDGE, WIDE, TMA,
+            )  # [BLOCK_N, BLOCK_D]  # fmt: skip
+            v_tile = load_streamed(
+                v, v_base, b, kv_head, first_key, block_keys, n_keys, v_cols, stride_vn, stride_vd,
+                BLOCK_N, DV, BLOCK_DV, EDGE, WIDE, TMA,
+            )  # [BLOCK_N, BLOCK_DV]  # fmt: skip
             s, capped = scores(
                 dot(q_tile, tl.trans(k_tile), PRECISION), i, j, n_rows, n_keys, offset, scale, cap, slope,
                 bias, stride_biasm, stride_biasn, FOLD, HAS_SOFTCAP, HAS_ALIBI, HAS_BIAS,
             )  # [BLOCK_M, BLOCK_N]  # fmt: skip
-            p = probabilities(s, lse_rows[:, None], scale, FOLD)
+            p = probabilities(s, shift_rows[:, None], scale, FOLD)
             if EDGE:
                 allowed = visible(
                     i, j, n_rows, n_keys, offset, left, right, row_lo[:, None], row_hi[:, None],

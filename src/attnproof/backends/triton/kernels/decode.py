@@ -110,12 +110,12 @@ def decode_kernel(
             i = rows[:, None]
             j = (first_key + keys)[None, :]
             k_tile = load_keys(
-                k_base, table, first_key, keys, n_keys, cols, stride_kb, stride_kn, stride_kd,
-                D, BLOCK_D, EDGE, WIDE, ROWS, PAGE,
+                k, k_base, table, b, kv_head, first_key, keys, n_keys, cols, stride_kb, stride_kn, stride_kd,
+                BLOCK_N, D, BLOCK_D, EDGE, WIDE, False, ROWS, PAGE,
             )  # [BLOCK_N, BLOCK_D]  # fmt: skip
             v_tile = load_keys(
-                v_base, table, first_key, keys, n_keys, v_cols, stride_vb, stride_vn, stride_vd,
-                DV, BLOCK_DV, EDGE, WIDE, ROWS, PAGE,
+                v, v_base, table, b, kv_head, first_key, keys, n_keys, v_cols, stride_vb, stride_vn, stride_vd,
+                BLOCK_N, DV, BLOCK_DV, EDGE, WIDE, False, ROWS, PAGE,
             )  # [BLOCK_N, BLOCK_DV]  # fmt: skip
             s, _ = scores(
                 dot(q_tile, tl.trans(k_tile), PRECISION), i, j, M, n_keys, offset, scale, cap, slope,

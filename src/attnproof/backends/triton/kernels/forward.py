@@ -20,6 +20,7 @@ from .pieces import (
     listed_tile,
     load_bounds,
     load_rows,
+    load_streamed,
     locate,
     narrow_interval,
     page_pointers,
@@ -73,16 +74,19 @@ def finish(acc, m, l, lift, sink, HAS_SINK: tl.constexpr):
 
 @triton.jit
 def load_keys(
-    base, table, first_key, rows, n_keys, cols, stride_page, stride_row, stride_col,
-    WIDTH: tl.constexpr, PADDED: tl.constexpr, CHECK: tl.constexpr, WIDE: tl.constexpr,
-    ROWS: tl.constexpr, PAGE: tl.constexpr,
+    x, base, table, b, h, first, rows, n_keys, cols, stride_page, stride_row, stride_col,
+    BLOCK: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr, CHECK: tl.constexpr, WIDE: tl.constexpr,
+    TMA: tl.constexpr, ROWS: tl.constexpr, PAGE: tl.constexpr,
 ):  # fmt: skip
-    """[BLOCK_N, PADDED] keys or values from ``first_key`` on; ``base`` is a plane, or the head of a page pool."""
+    """[BLOCK, PADDED] keys or values from ``first`` on; ``base`` is a plane, or the head of a page pool."""
     if ROWS == "paged":
-        ptrs = page_pointers(base, table, first_key + rows, n_keys, cols, stride_page, stride_row, stride_col, PAGE)
+        ptrs = page_pointers(base, table, first + rows, n_keys, cols, stride_page, stride_row, stride_col, PAGE)
+        tile = load_rows(ptrs, first + rows, n_keys, cols, WIDTH, PADDED, CHECK)
     else:
-        ptrs = pointers(base + first_key.to(tl.int64) * stride_row, rows, cols, stride_row, stride_col, WIDE)
-    return load_rows(ptrs, first_key + rows, n_keys, cols, WIDTH, PADDED, CHECK)
+        tile = load_streamed(
+            x, base, b, h, first, rows, n_keys, cols, stride_row, stride_col, BLOCK, WIDTH, PADDED, CHECK, WIDE, TMA
+        )
+    return tile
 
 
 @triton.jit(
@@ -120,7 +124,7 @@ def forward_kernel(
     """Computes: out [M, DV] and lse [M] of one (sequence, head).
 
     Grid: one program per (slot of BLOCK_M queries, head), see ``schedule`` and ``locate``.
-    Shapes: as ``problem.Tensors``, M and N token counts if packed; with TMA, q, k and v are 4-D tensor descriptors.
+    Shapes: as ``problem.Tensors``, M and N token counts if packed; with TMA, k and v are 4-D tensor descriptors.
     Invariants: after each tile acc = sum p v and l = sum p over the keys seen, both relative to m; m = -inf before any.
     Mirror: streaming.forward.
     """
@@ -134,20 +138,18 @@ def forward_kernel(
     keys = tl.arange(0, BLOCK_N)
     cols = tl.arange(0, BLOCK_D)
     v_cols = tl.arange(0, BLOCK_DV)
-    if TMA:
-        q_tile = q.load([b, h, first, 0]).reshape(BLOCK_M, BLOCK_D)
-    else:
-        q_base = plane_base(q, b, h, q_row, stride_qb, stride_qh, stride_qm)
-        q_ptrs = pointers(q_base, rows, cols, stride_qm, stride_qd, True)
-        q_tile = load_rows(q_ptrs, rows, n_rows, cols, D, BLOCK_D, True)  # [BLOCK_M, BLOCK_D]
-        if ROWS == "paged":
-            # the leading axis of a pool is the page, found through the table
-            k_base = plane_base(k, b, kv_head, 0, 0, stride_kh, 0)
-            v_base = plane_base(v, b, kv_head, 0, 0, stride_vh, 0)
-            table += b.to(tl.int64) * stride_table
-        else:
-            k_base = plane_base(k, b, kv_head, k_row, stride_kb, stride_kh, stride_kn)
-            v_base = plane_base(v, b, kv_head, k_row, stride_vb, stride_vh, stride_vn)
+    k_base, v_base = k, v
+    q_base = plane_base(q, b, h, q_row, stride_qb, stride_qh, stride_qm)
+    q_ptrs = pointers(q_base, rows, cols, stride_qm, stride_qd, True)
+    q_tile = load_rows(q_ptrs, rows, n_rows, cols, D, BLOCK_D, True)  # [BLOCK_M, BLOCK_D]
+    if ROWS == "paged":
+        # the leading axis of a pool is the page, found through the table
+        k_base = plane_base(k, b, kv_head, 0, 0, stride_kh, 0)
+        v_base = plane_base(v, b, kv_head, 0, 0, stride_vh, 0)
+        table += b.to(tl.int64) * stride_table
+    elif not TMA:
+        k_base = plane_base(k, b, kv_head, k_row, stride_kb, stride_kh, stride_kn)
+        v_base = plane_base(v, b, kv_head, k_row, stride_vb, stride_vh, stride_vn)
     # which keys this tile may see
     if BANDED:
         last = tl.minimum(first + BLOCK_M, n_rows) - 1
@@ -193,13 +195,10 @@ def forward_kernel(
                 first_key = tile_number(step, start, full_start, full_stop, EDGE) * BLOCK_N
             i = rows[:, None]
             j = (first_key + keys)[None, :]
-            if TMA:
-                k_tile = k.load([b, kv_head, first_key, 0]).reshape(BLOCK_N, BLOCK_D)
-            else:
-                k_tile = load_keys(
-                    k_base, table, first_key, keys, n_keys, cols, stride_kb, stride_kn, stride_kd,
-                    D, BLOCK_D, EDGE, WIDE, ROWS, PAGE,
-                )  # [BLOCK_N, BLOCK_D]  # fmt: skip
+            k_tile = load_keys(
+                k, k_base, table, b, kv_head, first_key, keys, n_keys, cols, stride_kb, stride_kn, stride_kd,
+                BLOCK_N, D, BLOCK_D, EDGE, WIDE, TMA, ROWS, PAGE,
+            )  # [BLOCK_N, BLOCK_D]  # fmt: skip
             s, _ = scores(
                 dot(q_tile, tl.trans(k_tile), PRECISION), i, j, n_rows, n_keys, offset, scale, cap, slope,
                 bias, stride_biasm, stride_biasn, FOLD, HAS_SOFTCAP, HAS_ALIBI, HAS_BIAS,
@@ -215,13 +214,10 @@ def forward_kernel(
             acc = acc * alpha[:, None]
             if HAS_DROPOUT:
                 p = tl.where(kept(rng, b * H + h, rows, first_key, threshold, BLOCK_M, BLOCK_N, False), p, 0.0)
-            if TMA:
-                v_tile = v.load([b, kv_head, first_key, 0]).reshape(BLOCK_N, BLOCK_DV)
-            else:
-                v_tile = load_keys(
-                    v_base, table, first_key, keys, n_keys, v_cols, stride_vb, stride_vn, stride_vd,
-                    DV, BLOCK_DV, EDGE, WIDE, ROWS, PAGE,
-                )  # [BLOCK_N, BLOCK_DV]  # fmt: skip
+            v_tile = load_keys(
+                v, v_base, table, b, kv_head, first_key, keys, n_keys, v_cols, stride_vb, stride_vn, stride_vd,
+                BLOCK_N, DV, BLOCK_DV, EDGE, WIDE, TMA, ROWS, PAGE,
+            )  # [BLOCK_N, BLOCK_DV]  # fmt: skip
             acc = dot_add(p.to(v_tile.dtype), v_tile, acc, PRECISION)  # p in the dtype of v
     sink_logit = 0.0
     if HAS_SINK:

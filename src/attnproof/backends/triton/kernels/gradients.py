@@ -7,8 +7,9 @@ sum has a fixed order, needs no atomics and no expanded tensor. Mirror: ``refere
 import triton
 import triton.language as tl
 
-from .backward import load_stats, probabilities, score_gradient
+from .backward import load_stat, probabilities, score_gradient
 from .pieces import (
+    INF,
     band_right,
     dot,
     kept,
@@ -24,19 +25,19 @@ from .pieces import (
 
 @triton.jit(
     do_not_specialize=[
-        *("M", "N", "B", "H", "group", "left", "right", "threshold", "stride_lseb", "stride_lseh"),
+        *("M", "N", "B", "H", "group", "left", "right", "threshold"),
         *("heads", "tiles_m", "tiles_n", "walk_b", "walk_h", "walk_m", "walk_n"),
     ]
 )
 def dbias_kernel(
-    q, k, v, dout, lse, delta, dbias,
+    q, k, v, dout, shift, delta, dbias,
     bias, keep, slopes, bounds, rng,
     cu_q, cu_k,
     stride_qb, stride_qh, stride_qm, stride_qd,
     stride_kb, stride_kh, stride_kn, stride_kd,
     stride_vb, stride_vh, stride_vn, stride_vd,
     stride_dob, stride_doh, stride_dom, stride_dod,
-    stride_lseb, stride_lseh,
+    stride_statb, stride_stath,
     stride_dbiasb, stride_dbiash, stride_dbiasm, stride_dbiasn,
     stride_biasb, stride_biash, stride_biasm, stride_biasn,
     stride_keepb, stride_keeph, stride_keepm, stride_keepn,
@@ -96,12 +97,10 @@ def dbias_kernel(
         k_tile = load_rows(k_ptrs, keys, n_keys, cols, D, BLOCK_D, True)  # [BLOCK_N, BLOCK_D]
         v_tile = load_rows(v_ptrs, keys, n_keys, v_cols, DV, BLOCK_DV, True)  # [BLOCK_N, BLOCK_DV]
         do_tile = load_rows(do_ptrs, rows, n_rows, v_cols, DV, BLOCK_DV, True)  # [BLOCK_M, BLOCK_DV]
-        lse_rows, delta_rows = load_stats(
-            plane_base(lse, b, h, q_row, stride_lseb, stride_lseh, 1),
-            plane_base(delta, b, h, q_row, stride_lseb, stride_lseh, 1),
-            rows,
-            n_rows,
-        )
+        shift_base = plane_base(shift, b, h, q_row, stride_statb, stride_stath, 1)
+        delta_base = plane_base(delta, b, h, q_row, stride_statb, stride_stath, 1)
+        shift_rows = load_stat(shift_base, rows, n_rows, INF, True)
+        delta_rows = load_stat(delta_base, rows, n_rows, 0.0, True)
         slope = 0.0
         if HAS_ALIBI:
             slope = tl.load(slopes + b * stride_slopeb + h * stride_slopeh)
@@ -122,7 +121,7 @@ def dbias_kernel(
             row_lo[:, None], row_hi[:, None], keep_base, stride_keepm, stride_keepn,
             BANDED, HAS_BOUNDS, HAS_KEEP,
         )  # fmt: skip
-        p = tl.where(allowed, probabilities(s, lse_rows[:, None], scale, False), 0.0)
+        p = tl.where(allowed, probabilities(s, shift_rows[:, None], scale, False), 0.0)
         kept_pairs = p  # unused without dropout
         if HAS_DROPOUT:
             kept_pairs = kept(rng, b * H + h, rows, n_at * BLOCK_N, threshold, BLOCK_M, BLOCK_N, False)

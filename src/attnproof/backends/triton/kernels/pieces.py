@@ -137,6 +137,21 @@ def store_rows(base, tile, rows, n_rows, cols, stride_row, stride_col, WIDTH: tl
 
 
 @triton.jit
+def load_streamed(
+    x, base, b, h, first, rows, n_rows, cols, stride_row, stride_col,
+    BLOCK: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr,
+    CHECK: tl.constexpr, WIDE: tl.constexpr, TMA: tl.constexpr,
+):  # fmt: skip
+    """[BLOCK, PADDED] rows from ``first`` on: through descriptor ``x``, which fills zeros, or by pointers at ``base``."""
+    if TMA:
+        tile = x.load([b, h, first, 0]).reshape(BLOCK, PADDED)
+    else:
+        ptrs = pointers(base + first.to(tl.int64) * stride_row, rows, cols, stride_row, stride_col, WIDE)
+        tile = load_rows(ptrs, first + rows, n_rows, cols, WIDTH, PADDED, CHECK)
+    return tile
+
+
+@triton.jit
 def page_pointers(pool, table, keys, n_keys, cols, stride_page, stride_row, stride_col, PAGE: tl.constexpr):
     """[keys, cols] pointers into a page pool through one row of the block table; keys past the end read page 0."""
     page = tl.load(table + keys // PAGE, mask=keys < n_keys, other=0).to(tl.int64)
