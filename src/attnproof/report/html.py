@@ -1,0 +1,5 @@
+"""placeholder"""
+
+
+def render(document):
+    return "<!doctype html><title>attnproof</title>"

@@ -1,0 +1,5 @@
+"""placeholder"""
+
+
+def diagnose(*args):
+    return ""
