@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
+import triton
 
 MIN_CAPABILITY = (8, 0)
 # ROCm targets with matrix units that Triton drives well enough; the rest spill or have none
@@ -56,3 +58,34 @@ def architecture(device: int) -> str:
 def multiprocessors(device: int) -> int:
     """Multiprocessors (compute units) of a torch device index."""
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+def current_device() -> int:
+    """Index of the current device, without torch's lazy initialisation, which has happened where tensors exist."""
+    return torch._C._cuda_getDevice()  # type: ignore[no-any-return]
+
+
+def launcher(compiled: Any, programs: int) -> Callable[..., None]:
+    """A function of kernel arguments that launches on the current stream; pointers may be plain integers.
+
+    Triton 3.6 spends as much time in the Python layer above its C launcher as in the launch, so that layer is left out
+    where its signature is known and the kernel needs no scratch memory.
+    """
+    from triton.runtime import driver
+
+    run, function, metadata = compiled.run, compiled.function, compiled.packed_metadata
+    stream = driver.active.get_current_stream
+    direct = getattr(run, "launch", None)
+    scratch = getattr(run, "global_scratch_size", 1) or getattr(run, "profile_scratch_size", 1)
+    if direct is not None and not scratch and triton.__version__.startswith("3.6."):
+        head = (function, run.launch_cooperative_grid, run.launch_pdl, None, None, metadata, None, None, None)
+
+        def launch_directly(*arguments: Any) -> None:
+            direct(programs, 1, 1, stream(current_device()), *head, *arguments)
+
+        return launch_directly
+
+    def launch(*arguments: Any) -> None:
+        run(programs, 1, 1, stream(current_device()), function, metadata, None, None, None, *arguments)
+
+    return launch

@@ -26,21 +26,34 @@ from .kernels.summary import summary_kernel
 _PLANS: dict[Any, Plan] = {}
 MAX_PLANS = 4096  # a runaway of shapes must not hold memory for ever
 MAX_DECODE_ROWS = 64
+NOTHING = (None,) * (len(Tensors._fields) - 3)
+AFTER_LSE = (None,) * 11  # arrays of forward_kernel behind lse
 
 
 def forward(problem: Problem, tensors: Tensors) -> tuple[Any, Any]:
     """See ``backends.Backend``."""
-    q = tensors.q
+    q, k, v = tensors[:3]
     out = _empty_out(problem, q)
     lse = torch.empty(problem.out_shape[:-1], dtype=torch.float32, device=q.device)
     if lse.numel() == 0:
         return out, lse
+    key = None
+    if tensors[3:] == NOTHING:
+        # the short way: three arrays, one kernel, one look-up
+        unaligned = (q.data_ptr() | k.data_ptr() | v.data_ptr()) & 15
+        key = (problem, q.stride(), k.stride(), v.stride(), unaligned == 0, q.get_device())
+        plan = _PLANS.get(key)
+        if plan is not None and (key[-1] < 0 or key[-1] == compat.current_device()):
+            plan(q, k, v, out, lse, *AFTER_LSE)
+            return out, lse
     tensors = tensors.expand(problem)
     with _on(q):
         if decodes(problem):
             _decode(problem, tensors, out, lse)
         else:
-            _forward(problem, tensors, out, lse)
+            plan = _forward(problem, tensors, out, lse)
+            if key is not None:
+                _PLANS[key] = plan
     return out, lse
 
 
@@ -64,8 +77,8 @@ def decodes(problem: Problem) -> bool:
 # ---- plans ----
 
 
-def _run(tag: str, problem: Problem, arrays: tuple[Any, ...], build: Callable[[], Plan], *more: Any) -> None:
-    """Launch the plan of this structure; everything that Triton specialises on is in the key."""
+def _run(tag: str, problem: Problem, arrays: tuple[Any, ...], build: Callable[[], Plan], *more: Any) -> Plan:
+    """Launch the plan of this structure, and return it; everything that Triton specialises on is in the key."""
     facts = [None if x is None else (x.stride(), x.data_ptr() & 15 == 0) for x in arrays]
     key = (tag, problem, arrays[0].get_device(), more, *facts)
     plan = _PLANS.get(key)
@@ -74,11 +87,12 @@ def _run(tag: str, problem: Problem, arrays: tuple[Any, ...], build: Callable[[]
             _PLANS.clear()
         plan = _PLANS[key] = build()
     plan(*arrays)
+    return plan
 
 
 def _on(x: Any) -> contextlib.AbstractContextManager[Any]:
     """The device of x, without the cost of switching where it is current."""
-    if x.device.type == "cpu" or x.get_device() == torch.cuda.current_device():
+    if x.device.type == "cpu" or x.get_device() == compat.current_device():
         return contextlib.nullcontext()
     return torch.cuda.device(x.device)
 
@@ -90,8 +104,8 @@ def _config(problem: Problem, which: Pass, x: Any) -> Config:
 
 def _empty_out(problem: Problem, q: Any) -> Any:
     """Unwritten output of ``problem.out_shape``, stored in the order of the axes of q."""
-    if problem.D == problem.Dv and q.is_contiguous():
-        return torch.empty_like(q)
+    if problem.D == problem.Dv and (q.is_contiguous() if problem.layout == "bhmd" else q.transpose(1, 2).is_contiguous()):
+        return torch.empty_like(q)  # keeps the order of the axes
     shape = problem.out_shape
     if problem.rows == "packed" or problem.layout == "bmhd":
         swapped = (*shape[:-3], shape[-2], shape[-3], shape[-1])
@@ -102,7 +116,7 @@ def _empty_out(problem: Problem, q: Any) -> Any:
 # ---- forward ----
 
 
-def _forward(problem: Problem, t: Tensors, out: Any, lse: Any) -> None:
+def _forward(problem: Problem, t: Tensors, out: Any, lse: Any) -> Plan:
     lists = _summary(problem, t, "forward") if problem.has_keep else None
     arrays = (
         *(t.q, t.k, t.v, out, lse, t.bias, t.keep, t.alibi_slopes, t.sink, t.bounds, t.rng, lists),
@@ -129,7 +143,7 @@ def _forward(problem: Problem, t: Tensors, out: Any, lse: Any) -> None:
         boxes = args.boxes(problem, config, config.block_n, {1: t.k, 2: t.v})
         return Plan(forward_kernel, slots * args.planes(problem, problem.H), len(arrays), named, config, boxes)
 
-    _run("forward", problem, arrays, build, _batches(t.bounds))
+    return _run("forward", problem, arrays, build, _batches(t.bounds))
 
 
 def _batches(bounds: Any) -> int:

@@ -2,19 +2,32 @@
 
 Triton's own launch path binds and specialises every argument on every call, which costs more than a small attention
 takes. A ``Plan`` keeps the compiled kernel and the arguments that the structure fixes. What Triton would specialise on
-(strides, alignment) is part of the key under which a plan is kept, see ``launch.structure``.
+(strides, alignment) is part of the key under which a plan is kept, see ``launch``.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
-import torch
-from triton.runtime import driver
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from . import compat
 from .configs import Config
+
+MAX_DESCRIPTORS = 64
+
+
+@dataclass(frozen=True)
+class Address:
+    """What a descriptor needs to know of a tensor, without keeping its memory alive."""
+
+    pointer: int
+    dtype: Any
+
+    def data_ptr(self) -> int:
+        """The address, by the name that Triton asks for."""
+        return self.pointer
 
 
 class Plan:
@@ -46,27 +59,40 @@ class Plan:
         self.options: dict[str, Any] = {"num_warps": config.num_warps, "num_stages": config.num_stages}
         if config.maxnreg:
             self.options["maxnreg"] = config.maxnreg
-        self.compiled: Any = None
+        self.launch: Any = None
+        self.descriptors: dict[tuple[int, int], TensorDescriptor] = {}
 
     def described(self, arrays: tuple[Any, ...]) -> list[Any]:
         """The arrays with descriptors in place of those that have a box."""
         found = list(arrays)
-        for index, (rows, cols) in self.boxes.items():
-            x = found[index]
-            found[index] = TensorDescriptor(x, list(x.shape), list(x.stride()), [1, 1, rows, cols])
+        for index in self.boxes:
+            found[index] = self._descriptor(index, found[index])
         return found
+
+    def _descriptor(self, index: int, x: Any) -> TensorDescriptor:
+        """A descriptor depends on the address alone: shape and strides are part of the plan's key."""
+        key = (index, x.data_ptr())
+        known = self.descriptors.get(key)
+        if known is None:
+            if len(self.descriptors) >= MAX_DESCRIPTORS:
+                self.descriptors.clear()
+            box = [1, 1, *self.boxes[index]]
+            known = TensorDescriptor(Address(x.data_ptr(), x.dtype), list(x.shape), list(x.stride()), box)
+            self.descriptors[key] = known
+        return known
+
+    def adopt(self, compiled: Any) -> None:
+        """Launch this compiled kernel from now on."""
+        self.launch = compat.launcher(compiled, self.programs)
 
     def __call__(self, *arrays: Any) -> None:
         """Launch on the current stream of the current device."""
-        compiled = self.compiled
-        if compiled is None:
-            # Triton's own path compiles, checks the arrays and launches
-            found = self.kernel[(self.programs,)](*self.described(arrays), *self.tail, **self.options)
-            self.compiled = None if compat.interpreting() else found
+        if self.boxes:
+            arrays = tuple(self.described(arrays))
+        if self.launch is not None:
+            self.launch(*[x if x is None or type(x) is TensorDescriptor else x.data_ptr() for x in arrays], *self.tail)
             return
-        active = driver.active
-        given = [x.data_ptr() if isinstance(x, torch.Tensor) else x for x in self.described(arrays)]
-        compiled.run(
-            self.programs, 1, 1, active.get_current_stream(active.get_current_device()), compiled.function,
-            compiled.packed_metadata, None, None, None, *given, *self.tail,
-        )  # fmt: skip
+        # Triton's own path compiles, checks the arrays and launches
+        compiled = self.kernel[(self.programs,)](*arrays, *self.tail, **self.options)
+        if not compat.interpreting():
+            self.adopt(compiled)

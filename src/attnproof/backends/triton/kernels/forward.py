@@ -79,7 +79,13 @@ def load_keys(
     TMA: tl.constexpr, ROWS: tl.constexpr, PAGE: tl.constexpr,
 ):  # fmt: skip
     """[BLOCK, PADDED] keys or values from ``first`` on; ``base`` is a plane, or the head of a page pool."""
-    if ROWS == "paged":
+    if ROWS == "paged" and PAGE % BLOCK == 0:
+        # the tile lies in one page
+        page = tl.load(table + first // PAGE).to(tl.int64)
+        start = base + page * stride_page + (first % PAGE).to(tl.int64) * stride_row
+        ptrs = pointers(start, rows, cols, stride_row, stride_col, WIDE)
+        tile = load_rows(ptrs, first + rows, n_keys, cols, WIDTH, PADDED, CHECK)
+    elif ROWS == "paged":
         ptrs = page_pointers(base, table, first + rows, n_keys, cols, stride_page, stride_row, stride_col, PAGE)
         tile = load_rows(ptrs, first + rows, n_keys, cols, WIDTH, PADDED, CHECK)
     else:
