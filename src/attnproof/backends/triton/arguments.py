@@ -14,7 +14,9 @@ from ...problem import Problem, Tensors
 from . import compat
 from .configs import Config, padded
 
-L2_KEYS = 24 * 2**20  # bytes of keys and values that may stay in L2 while their tiles run together
+# bytes streamed by tiles that run side by side: on a 50 MB L2, 16 MB were best forward and 8 MB backward at N = 8192
+FORWARD_BUDGET = 16 * 2**20
+BACKWARD_BUDGET = 8 * 2**20
 INT32 = 2**31
 
 
@@ -171,17 +173,23 @@ def wide(block: int, problem: Problem, *streamed: Any) -> bool:
     return any(x.stride(-2) * block + x.stride(-1) * width >= INT32 for x in streamed)
 
 
-def together(problem: Problem, heads: int) -> int:
-    """How many heads' tiles run side by side: as many as keep their keys and values in L2."""
+def together(problem: Problem, heads: int, budget: int) -> int:
+    """How many heads' tiles run side by side: as many as keep what they stream within ``budget`` bytes of L2.
+
+    Without a band every tile of a head is as long as the next, and one head at a time keeps L2 best.
+    """
+    if not banded(problem):
+        return 1
     itemsize = 4 if problem.dtype == "float32" else 2
     rows = max(problem.tokens[1] // max(problem.B, 1), 1) if problem.rows == "packed" else max(problem.N, 1)
-    per_head = rows * (problem.D + problem.Dv) * itemsize
-    return max(1, min(planes(problem, heads), L2_KEYS // max(per_head, 1)))
+    per_head = rows * max(problem.D + problem.Dv, 1) * itemsize
+    shared = problem.G if heads == problem.H else 1
+    return max(1, min(planes(problem, heads), budget // per_head * shared))
 
 
-def grid(problem: Problem, slots: int, heads: int) -> dict[str, int]:
-    """Size of a one-dimensional grid over (slot, plane)."""
-    return {"n_slots": slots, "n_planes": planes(problem, heads), "swizzle": 1}
+def grid(problem: Problem, slots: int, heads: int, budget: int) -> dict[str, int]:
+    """Size of a one-dimensional grid over (slot, plane), and how it is walked."""
+    return {"n_slots": slots, "n_planes": planes(problem, heads), "swizzle": together(problem, heads, budget)}
 
 
 def blocks(config: Config) -> dict[str, int]:
@@ -191,7 +199,7 @@ def blocks(config: Config) -> dict[str, int]:
 
 def boxes(problem: Problem, config: Config, rows: int, at: dict[int, Any]) -> dict[int, tuple[int, int]]:
     """Tensor descriptor boxes of the streamed arrays ``at`` their indices; none where the hardware cannot take them."""
-    if not config.tma or problem.rows != "dense" or not all(_describable(x) for x in at.values()):
+    if not config.tma or problem.rows == "paged" or not all(_describable(x) for x in at.values()):
         return {}
     return {index: (rows, padded(x.shape[-1])) for index, x in at.items()}
 
@@ -200,4 +208,4 @@ def _describable(x: Any) -> bool:
     """Unit last stride, every other stride and the base a multiple of 16 bytes, no empty or broadcast axis."""
     step = 16 // x.element_size()
     aligned = x.data_ptr() % 16 == 0 and all(s % step == 0 and s > 0 for s in x.stride()[:-1])
-    return x.dim() == 4 and x.stride(-1) == 1 and aligned and min(x.shape) > 0
+    return x.stride(-1) == 1 and aligned and min(x.shape) > 0

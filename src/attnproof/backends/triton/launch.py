@@ -136,7 +136,7 @@ def _forward(problem: Problem, t: Tensors, out: Any, lse: Any) -> Plan:
             **args.strides("o", out, "bhmd"),
             **args.lse_strides(problem),
             **args.list_strides(lists, problem),
-            **args.grid(problem, slots, problem.H),
+            **args.grid(problem, slots, problem.H, args.FORWARD_BUDGET),
             **args.blocks(config),
             "WIDE": args.wide(config.block_n, problem, t.k, t.v),
         }
@@ -219,8 +219,12 @@ def _decode(problem: Problem, t: Tensors, out: Any, lse: Any) -> None:
             "WIDE": args.wide(config.block_n, problem, t.k, t.v),
         }
 
-    programs = problem.B * problem.Hkv * splits
-    _run("decode", problem, arrays, lambda: Plan(decode_kernel, programs, len(arrays), named(), config), splits)
+    def build() -> Plan:
+        programs = problem.B * problem.Hkv * splits
+        boxes = args.boxes(problem, config, config.block_n, {1: t.k, 2: t.v})
+        return Plan(decode_kernel, programs, len(arrays), named(), config, boxes)
+
+    _run("decode", problem, arrays, build, splits)
     if splits == 1:
         return
     merged = (parts, part_lse, out, lse, t.sink)
@@ -230,11 +234,24 @@ def _decode(problem: Problem, t: Tensors, out: Any, lse: Any) -> None:
 
 
 def default_splits(problem: Problem, config: Config, q: Any) -> int:
-    """Parts that fill the device about twice, each of at least two tiles."""
+    """The fewest parts that leave no multiprocessor without work for long; every part is at least two tiles."""
     if q.device.type == "cpu":
         return 2
-    wanted = args.cdiv(2 * compat.multiprocessors(q.get_device()), problem.B * problem.Hkv)
-    return min(wanted, max(1, problem.N // (2 * config.block_n)), 128)
+    slots, planes = compat.multiprocessors(q.get_device()), problem.B * problem.Hkv
+    most = max(1, min(problem.N // (2 * config.block_n), 128))
+    return best_splits(slots, planes, most)
+
+
+def best_splits(slots: int, planes: int, most: int) -> int:
+    """Parts per plane, at most ``most``, so that ``planes * parts`` programs nearly fill whole waves of ``slots``."""
+
+    def busy(parts: int) -> float:
+        programs = planes * parts
+        return programs / (args.cdiv(programs, slots) * slots)
+
+    choices = range(1, max(2, min(most, args.cdiv(slots, planes) + 6)))
+    best = max(busy(parts) for parts in choices)
+    return next(parts for parts in choices if busy(parts) >= 0.97 * best)
 
 
 # ---- backward ----
@@ -329,7 +346,7 @@ def _dkdv(problem: Problem, t: Tensors, stats: Any, dout: Any) -> tuple[Any, Any
             **_streams(problem, t, lists, dout),
             **args.strides("dk", dk, "bhnd"),
             **args.strides("dv", dv, "bhnd"),
-            **args.grid(problem, slots, problem.Hkv),
+            **args.grid(problem, slots, problem.Hkv, args.BACKWARD_BUDGET),
             **args.blocks(config),
             "WIDE": args.wide(config.block_m, problem, t.q, dout),
         }
@@ -359,7 +376,7 @@ def _dq(problem: Problem, t: Tensors, stats: Any, dout: Any, need_slopes: bool) 
         named = {
             **_streams(problem, t, lists, dout),
             **args.strides("dq", dq, "bhmd"),
-            **args.grid(problem, slots, problem.H),
+            **args.grid(problem, slots, problem.H, args.BACKWARD_BUDGET),
             **args.blocks(config),
             "NEED_SLOPES": need_slopes,
             "WIDE": args.wide(config.block_n, problem, t.k, t.v),

@@ -76,8 +76,10 @@ class Plan:
         if known is None:
             if len(self.descriptors) >= MAX_DESCRIPTORS:
                 self.descriptors.clear()
-            box = [1, 1, *self.boxes[index]]
-            known = TensorDescriptor(Address(x.data_ptr(), x.dtype), list(x.shape), list(x.stride()), box)
+            # packed rows have no batch axis; the stride of an axis of length 1 is never used
+            lead = [1] * (4 - x.dim())
+            shape, strides = [*lead, *x.shape], [*(16 * at for at in lead), *x.stride()]
+            known = TensorDescriptor(Address(x.data_ptr(), x.dtype), shape, strides, [1, 1, *self.boxes[index]])
             self.descriptors[key] = known
         return known
 

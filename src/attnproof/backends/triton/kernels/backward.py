@@ -223,8 +223,8 @@ def dkdv_kernel(
                 i = rows[None, :]
                 j = keys[:, None]
                 q_tile = load_streamed(
-                    q, q_base, b, h, first_row, block_rows, n_rows, cols, stride_qm, stride_qd,
-                    BLOCK_M, D, BLOCK_D, EDGE, WIDE, TMA,
+                    q, q_base, b, h, q_row, first_row, block_rows, n_rows, cols, stride_qm, stride_qd,
+                    BLOCK_M, D, BLOCK_D, EDGE, WIDE, TMA, ROWS,
                 )  # [BLOCK_M, BLOCK_D]  # fmt: skip
                 shift_rows = load_stat(shift_base, rows, n_rows, INF, EDGE)
                 s, capped = scores(
@@ -242,8 +242,8 @@ def dkdv_kernel(
                     )  # fmt: skip
                     p = tl.where(allowed, p, 0.0)
                 do_tile = load_streamed(
-                    dout, do_base, b, h, first_row, block_rows, n_rows, v_cols, stride_dom, stride_dod,
-                    BLOCK_M, DV, BLOCK_DV, EDGE, WIDE, TMA,
+                    dout, do_base, b, h, q_row, first_row, block_rows, n_rows, v_cols, stride_dom, stride_dod,
+                    BLOCK_M, DV, BLOCK_DV, EDGE, WIDE, TMA, ROWS,
                 )  # [BLOCK_M, BLOCK_DV]  # fmt: skip
                 kept_pairs = p  # unused without dropout
                 p_kept = p
@@ -365,12 +365,12 @@ def dq_kernel(
             i = rows[:, None]
             j = keys[None, :]
             k_tile = load_streamed(
-                k, k_base, b, kv_head, first_key, block_keys, n_keys, cols, stride_kn, stride_kd,
-                BLOCK_N, D, BLOCK_D, EDGE, WIDE, TMA,
+                k, k_base, b, kv_head, k_row, first_key, block_keys, n_keys, cols, stride_kn, stride_kd,
+                BLOCK_N, D, BLOCK_D, EDGE, WIDE, TMA, ROWS,
             )  # [BLOCK_N, BLOCK_D]  # fmt: skip
             v_tile = load_streamed(
-                v, v_base, b, kv_head, first_key, block_keys, n_keys, v_cols, stride_vn, stride_vd,
-                BLOCK_N, DV, BLOCK_DV, EDGE, WIDE, TMA,
+                v, v_base, b, kv_head, k_row, first_key, block_keys, n_keys, v_cols, stride_vn, stride_vd,
+                BLOCK_N, DV, BLOCK_DV, EDGE, WIDE, TMA, ROWS,
             )  # [BLOCK_N, BLOCK_DV]  # fmt: skip
             s, capped = scores(
                 dot(q_tile, tl.trans(k_tile), PRECISION), i, j, n_rows, n_keys, offset, scale, cap, slope,

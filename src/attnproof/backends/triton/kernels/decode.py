@@ -44,7 +44,7 @@ def decode_kernel(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     ROWS: tl.constexpr, PAGE: tl.constexpr, BANDED: tl.constexpr, TOP_LEFT: tl.constexpr,
     HAS_ALIBI: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_SINK: tl.constexpr,
-    FOLD: tl.constexpr, EXACT: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr,
+    FOLD: tl.constexpr, EXACT: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr, TMA: tl.constexpr,
 ):  # fmt: skip
     """Computes: out and lse of one part of the keys for all queries of one key/value head.
 
@@ -70,11 +70,12 @@ def decode_kernel(
     q_rows = heads.to(tl.int64) * stride_qh + rows.to(tl.int64) * stride_qm
     q_ptrs = q + b.to(tl.int64) * stride_qb + q_rows[:, None] + cols.to(tl.int64)[None, :] * stride_qd
     q_tile = tl.load(q_ptrs, mask=real[:, None] & (cols < D)[None, :], other=0.0)  # [BLOCK_M, BLOCK_D]
+    k_base, v_base = k, v
     if ROWS == "paged":
         k_base = plane_base(k, b, kv_head, 0, 0, stride_kh, 0)
         v_base = plane_base(v, b, kv_head, 0, 0, stride_vh, 0)
         table += b.to(tl.int64) * stride_table
-    else:
+    elif not TMA:
         k_base = plane_base(k, b, kv_head, 0, stride_kb, stride_kh, 0)
         v_base = plane_base(v, b, kv_head, 0, stride_vb, stride_vh, 0)
     if BANDED:
@@ -110,12 +111,12 @@ def decode_kernel(
             i = rows[:, None]
             j = (first_key + keys)[None, :]
             k_tile = load_keys(
-                k, k_base, table, b, kv_head, first_key, keys, n_keys, cols, stride_kb, stride_kn, stride_kd,
-                BLOCK_N, D, BLOCK_D, EDGE, WIDE, False, ROWS, PAGE,
+                k, k_base, table, b, kv_head, 0, first_key, keys, n_keys, cols, stride_kb, stride_kn, stride_kd,
+                BLOCK_N, D, BLOCK_D, EDGE, WIDE, TMA, ROWS, PAGE,
             )  # [BLOCK_N, BLOCK_D]  # fmt: skip
             v_tile = load_keys(
-                v, v_base, table, b, kv_head, first_key, keys, n_keys, v_cols, stride_vb, stride_vn, stride_vd,
-                BLOCK_N, DV, BLOCK_DV, EDGE, WIDE, False, ROWS, PAGE,
+                v, v_base, table, b, kv_head, 0, first_key, keys, n_keys, v_cols, stride_vb, stride_vn, stride_vd,
+                BLOCK_N, DV, BLOCK_DV, EDGE, WIDE, TMA, ROWS, PAGE,
             )  # [BLOCK_N, BLOCK_DV]  # fmt: skip
             s, _ = scores(
                 dot(q_tile, tl.trans(k_tile), PRECISION), i, j, M, n_keys, offset, scale, cap, slope,

@@ -74,7 +74,7 @@ def finish(acc, m, l, lift, sink, HAS_SINK: tl.constexpr):
 
 @triton.jit
 def load_keys(
-    x, base, table, b, h, first, rows, n_keys, cols, stride_page, stride_row, stride_col,
+    x, base, table, b, h, row, first, rows, n_keys, cols, stride_page, stride_row, stride_col,
     BLOCK: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr, CHECK: tl.constexpr, WIDE: tl.constexpr,
     TMA: tl.constexpr, ROWS: tl.constexpr, PAGE: tl.constexpr,
 ):  # fmt: skip
@@ -90,8 +90,9 @@ def load_keys(
         tile = load_rows(ptrs, first + rows, n_keys, cols, WIDTH, PADDED, CHECK)
     else:
         tile = load_streamed(
-            x, base, b, h, first, rows, n_keys, cols, stride_row, stride_col, BLOCK, WIDTH, PADDED, CHECK, WIDE, TMA
-        )
+            x, base, b, h, row, first, rows, n_keys, cols, stride_row, stride_col,
+            BLOCK, WIDTH, PADDED, CHECK, WIDE, TMA, ROWS,
+        )  # fmt: skip
     return tile
 
 
@@ -202,7 +203,7 @@ def forward_kernel(
             i = rows[:, None]
             j = (first_key + keys)[None, :]
             k_tile = load_keys(
-                k, k_base, table, b, kv_head, first_key, keys, n_keys, cols, stride_kb, stride_kn, stride_kd,
+                k, k_base, table, b, kv_head, k_row, first_key, keys, n_keys, cols, stride_kb, stride_kn, stride_kd,
                 BLOCK_N, D, BLOCK_D, EDGE, WIDE, TMA, ROWS, PAGE,
             )  # [BLOCK_N, BLOCK_D]  # fmt: skip
             s, _ = scores(
@@ -221,7 +222,7 @@ def forward_kernel(
             if HAS_DROPOUT:
                 p = tl.where(kept(rng, b * H + h, rows, first_key, threshold, BLOCK_M, BLOCK_N, False), p, 0.0)
             v_tile = load_keys(
-                v, v_base, table, b, kv_head, first_key, keys, n_keys, v_cols, stride_vb, stride_vn, stride_vd,
+                v, v_base, table, b, kv_head, k_row, first_key, keys, n_keys, v_cols, stride_vb, stride_vn, stride_vd,
                 BLOCK_N, DV, BLOCK_DV, EDGE, WIDE, TMA, ROWS, PAGE,
             )  # [BLOCK_N, BLOCK_DV]  # fmt: skip
             acc = dot_add(p.to(v_tile.dtype), v_tile, acc, PRECISION)  # p in the dtype of v

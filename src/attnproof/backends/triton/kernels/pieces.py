@@ -138,13 +138,25 @@ def store_rows(base, tile, rows, n_rows, cols, stride_row, stride_col, WIDTH: tl
 
 @triton.jit
 def load_streamed(
-    x, base, b, h, first, rows, n_rows, cols, stride_row, stride_col,
+    x, base, b, h, row, first, rows, n_rows, cols, stride_row, stride_col,
     BLOCK: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr,
-    CHECK: tl.constexpr, WIDE: tl.constexpr, TMA: tl.constexpr,
+    CHECK: tl.constexpr, WIDE: tl.constexpr, TMA: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    """[BLOCK, PADDED] rows from ``first`` on: through descriptor ``x``, which fills zeros, or by pointers at ``base``."""
+    """[BLOCK, PADDED] rows of a plane from ``first`` on, zeros past ``n_rows`` if ``CHECK``.
+
+    Args:
+        x: with ``TMA``, the descriptor [batch, head, row, column]; it fills zeros past the tensor's end.
+        base: without, a pointer to the plane's first row.
+        row: where the plane starts on the descriptor's row axis; not 0 for packed rows, which have no batch axis.
+    """
     if TMA:
-        tile = x.load([b, h, first, 0]).reshape(BLOCK, PADDED)
+        if ROWS == "packed":
+            tile = x.load([0, h, row + first, 0]).reshape(BLOCK, PADDED)
+            if CHECK:
+                # the next sequence's rows may hold anything, and 0 * NaN is NaN
+                tile = tl.where((first + rows < n_rows)[:, None], tile, 0.0)
+        else:
+            tile = x.load([b, h, first, 0]).reshape(BLOCK, PADDED)
     else:
         ptrs = pointers(base + first.to(tl.int64) * stride_row, rows, cols, stride_row, stride_col, WIDE)
         tile = load_rows(ptrs, first + rows, n_rows, cols, WIDTH, PADDED, CHECK)
