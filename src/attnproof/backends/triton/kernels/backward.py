@@ -231,7 +231,6 @@ def dkdv_kernel(
                     dot(k_tile, tl.trans(q_tile), PRECISION), i, j, n_rows, n_keys, offset, scale, cap, slope,
                     bias_base, stride_biasm, stride_biasn, FOLD, HAS_SOFTCAP, HAS_ALIBI, HAS_BIAS,
                 )  # [BLOCK_N, BLOCK_M]  # fmt: skip
-                p = probabilities(s, shift_rows[None, :], scale, FOLD)
                 if EDGE:
                     row_lo, row_hi = rows, rows
                     if HAS_BOUNDS:
@@ -240,7 +239,8 @@ def dkdv_kernel(
                         i, j, n_rows, n_keys, offset, left, right, row_lo[None, :], row_hi[None, :],
                         keep_base, stride_keepm, stride_keepn, BANDED, HAS_BOUNDS, HAS_KEEP,
                     )  # fmt: skip
-                    p = tl.where(allowed, p, 0.0)
+                    s = tl.where(allowed, s, -INF)
+                p = probabilities(s, shift_rows[None, :], scale, FOLD)
                 do_tile = load_streamed(
                     dout, do_base, b, h, q_row, first_row, block_rows, n_rows, v_cols, stride_dom, stride_dod,
                     BLOCK_M, DV, BLOCK_DV, EDGE, WIDE, TMA, ROWS,
@@ -376,13 +376,13 @@ def dq_kernel(
                 dot(q_tile, tl.trans(k_tile), PRECISION), i, j, n_rows, n_keys, offset, scale, cap, slope,
                 bias, stride_biasm, stride_biasn, FOLD, HAS_SOFTCAP, HAS_ALIBI, HAS_BIAS,
             )  # [BLOCK_M, BLOCK_N]  # fmt: skip
-            p = probabilities(s, shift_rows[:, None], scale, FOLD)
             if EDGE:
                 allowed = visible(
                     i, j, n_rows, n_keys, offset, left, right, row_lo[:, None], row_hi[:, None],
                     keep, stride_keepm, stride_keepn, BANDED, HAS_BOUNDS, HAS_KEEP,
                 )  # fmt: skip
-                p = tl.where(allowed, p, 0.0)
+                s = tl.where(allowed, s, -INF)
+            p = probabilities(s, shift_rows[:, None], scale, FOLD)
             kept_pairs = p  # unused without dropout
             if HAS_DROPOUT:
                 kept_pairs = kept(rng, b * H + h, rows, first_key, threshold, BLOCK_M, BLOCK_N, False)

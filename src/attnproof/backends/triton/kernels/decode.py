@@ -181,10 +181,12 @@ def combine_kernel(
         total += tl.exp2((logit - point) * LOG2E)
     mask = (all_splits < SPLITS)[:, None] & (v_cols < DV)[None, :]
     tiles = tl.load(parts + all_splits[:, None] * DV + v_cols[None, :], mask=mask, other=0.0)
-    acc = tl.sum(tiles * weights[:, None], 0) / tl.where(total == 0.0, 1.0, total)
+    dead = total == 0.0
+    total = tl.where(dead, 1.0, total)
+    acc = tl.sum(tiles * weights[:, None], 0) / total
     ptrs = plane_base(out, b, h, i, stride_ob, stride_oh, stride_om) + v_cols.to(tl.int64) * stride_od
     tl.store(ptrs, acc.to(out.dtype.element_ty), mask=v_cols < DV)
-    tl.store(lse + b * stride_lseb + h * stride_lseh + i, tl.where(total == 0.0, -INF, point + tl.log2(total) * LN2))
+    tl.store(lse + b * stride_lseb + h * stride_lseh + i, tl.where(dead, -INF, point + tl.log2(total) * LN2))
 
 
 @triton.jit(do_not_specialize=["L", "Hkv", "capacity", "n_pages"])

@@ -67,8 +67,9 @@ def finish(acc, m, l, lift, sink, HAS_SINK: tl.constexpr):
         acc = acc * shrink[:, None]
         m = top
     dead = l == 0.0
-    out = acc / tl.where(dead, 1.0, l)[:, None]
-    lse = tl.where(dead, -INF, m + tl.log2(l) * LN2)
+    total = tl.where(dead, 1.0, l)
+    out = acc / total[:, None]
+    lse = tl.where(dead, -INF, m + tl.log2(total) * LN2)
     return out, lse
 
 

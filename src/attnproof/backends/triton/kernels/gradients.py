@@ -121,7 +121,7 @@ def dbias_kernel(
             row_lo[:, None], row_hi[:, None], keep_base, stride_keepm, stride_keepn,
             BANDED, HAS_BOUNDS, HAS_KEEP,
         )  # fmt: skip
-        p = tl.where(allowed, probabilities(s, shift_rows[:, None], scale, False), 0.0)
+        p = probabilities(tl.where(allowed, s, -INF), shift_rows[:, None], scale, False)
         kept_pairs = p  # unused without dropout
         if HAS_DROPOUT:
             kept_pairs = kept(rng, b * H + h, rows, n_at * BLOCK_N, threshold, BLOCK_M, BLOCK_N, False)
