@@ -37,7 +37,7 @@ def parity() -> int:
 
 def cases() -> int:
     """Cases of the list that need a device, the large ones included."""
-    return pytest("tests/gpu")
+    return pytest("tests/gpu", *_workers())
 
 
 def sanitizer() -> int:
@@ -67,7 +67,7 @@ def _workers() -> list[str]:
     """Compilation dominates; spread it where pytest-xdist is installed."""
     from importlib.util import find_spec
 
-    return ["-n", str(min(14, os.cpu_count() or 1))] if find_spec("xdist") else []
+    return ["-n", str(min(12, os.cpu_count() or 1))] if find_spec("xdist") else []
 
 
 def main() -> None:
