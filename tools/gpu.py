@@ -67,7 +67,8 @@ def _workers() -> list[str]:
     """Compilation dominates; spread it where pytest-xdist is installed."""
     from importlib.util import find_spec
 
-    return ["-n", str(min(12, os.cpu_count() or 1))] if find_spec("xdist") else []
+    # pytest-benchmark, where installed, warns of xdist, and warnings are errors
+    return ["-n", str(min(12, os.cpu_count() or 1)), "-p", "no:benchmark"] if find_spec("xdist") else []
 
 
 def main() -> None:

@@ -234,7 +234,8 @@ def cut_tiles(lo, full_lo, full_hi, hi, n, BLOCK: tl.constexpr, TAIL_IS_EDGE: tl
         full_stop = tl.where(full_hi == n, (full_hi + BLOCK - 1) // BLOCK, full_hi // BLOCK)
     full_stop = tl.minimum(tl.maximum(full_stop, full_start), stop)
     # an empty interval may have lo past hi
-    return tl.where(hi > lo, start, stop), tl.where(hi > lo, full_start, stop), full_stop, stop
+    some = hi > lo
+    return tl.where(some, start, stop), tl.where(some, full_start, stop), tl.where(some, full_stop, stop), stop
 
 
 @triton.jit
