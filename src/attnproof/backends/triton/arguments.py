@@ -146,8 +146,6 @@ def constants(problem: Problem) -> dict[str, Any]:
     return {
         "D": problem.D,
         "DV": problem.Dv,
-        "BLOCK_D": padded(problem.D),
-        "BLOCK_DV": padded(problem.Dv),
         "ROWS": problem.rows,
         "PAGE": problem.page,
         "GROUP": problem.G,
@@ -192,16 +190,21 @@ def grid(problem: Problem, slots: int, heads: int, budget: int) -> dict[str, int
     return {"n_slots": slots, "n_planes": planes(problem, heads), "swizzle": together(problem, heads, budget)}
 
 
-def blocks(config: Config) -> dict[str, int]:
+def blocks(problem: Problem, config: Config) -> dict[str, int]:
     """Tile sizes."""
-    return {"BLOCK_M": config.block_m, "BLOCK_N": config.block_n}
+    return {
+        "BLOCK_M": config.block_m,
+        "BLOCK_N": config.block_n,
+        "BLOCK_D": padded(problem.D, config.narrowest),
+        "BLOCK_DV": padded(problem.Dv, config.narrowest),
+    }
 
 
 def boxes(problem: Problem, config: Config, rows: int, at: dict[int, Any]) -> dict[int, tuple[int, int]]:
     """Tensor descriptor boxes of the streamed arrays ``at`` their indices; none where the hardware cannot take them."""
     if not config.tma or problem.rows == "paged" or not all(_describable(x) for x in at.values()):
         return {}
-    return {index: (rows, padded(x.shape[-1])) for index, x in at.items()}
+    return {index: (rows, padded(x.shape[-1], config.narrowest)) for index, x in at.items()}
 
 
 def _describable(x: Any) -> bool:

@@ -29,6 +29,8 @@ class Config:
         num_stages: tiles in flight in the software pipeline.
         tma: load tiles through tensor descriptors (Hopper and later, aligned inputs).
         maxnreg: register cap per thread, 0 for the compiler's choice.
+        narrowest: least head dim tile. Triton 3.6 computes a warpgroup product with a 32-wide operand from memory outside
+            of it (found by memcheck), so Hopper pads to 64.
         record: file under results/ whose measurements chose this row; empty for a starting point.
     """
 
@@ -38,6 +40,7 @@ class Config:
     num_stages: int
     tma: bool = False
     maxnreg: int = 0
+    narrowest: int = 16
     record: str = ""
 
 
@@ -65,6 +68,7 @@ INTERPRETER = Config(32, 32, 4, 1)
 # below this many multiply-adds the host time of building descriptors shows
 DESCRIPTOR_WORK = 2**32
 TUNED = "h200/tuning.json"
+WARPGROUP = frozenset({"sm90", "sm100", "sm103"})  # matrix units fed from shared memory by descriptor
 
 
 def _sm90() -> dict[Key, Config]:
@@ -127,9 +131,9 @@ _SINGLE = {64: Config(32, 32, 4, 1), 128: Config(32, 32, 8, 1), 256: Config(16, 
 TABLE = _sm90()
 
 
-def padded(width: int) -> int:
+def padded(width: int, least: int = 16) -> int:
     """Head dim as a tile axis: a power of two, at least what a matrix instruction takes."""
-    return max(16, 1 << (width - 1).bit_length()) if width > 0 else 16
+    return max(least, 1 << (width - 1).bit_length()) if width > 0 else least
 
 
 def bucket(problem: Problem) -> int:
@@ -165,8 +169,8 @@ def choose(problem: Problem, which: Pass, architecture: str) -> Config:
     banded = problem.left < BIG or problem.right < BIG or problem.top_left or problem.has_bounds
     found = _row(Key(family(architecture), which, width, banded, heavy))
     if found.tma and work(problem) < DESCRIPTOR_WORK:
-        return _row(Key("large", which, width))
-    return found
+        found = _row(Key("large", which, width))
+    return replace(found, narrowest=64) if architecture in WARPGROUP else found
 
 
 def _row(key: Key) -> Config:

@@ -137,7 +137,7 @@ def _forward(problem: Problem, t: Tensors, out: Any, lse: Any) -> Plan:
             **args.lse_strides(problem),
             **args.list_strides(lists, problem),
             **args.grid(problem, slots, problem.H, args.FORWARD_BUDGET),
-            **args.blocks(config),
+            **args.blocks(problem, config),
             "WIDE": args.wide(config.block_n, problem, t.k, t.v),
         }
         boxes = args.boxes(problem, config, config.block_n, {1: t.k, 2: t.v})
@@ -176,7 +176,7 @@ def _summary(problem: Problem, t: Tensors, which: Pass) -> Any:
             **args.sizes(problem),
             **args.extras(t),
             **args.list_strides(lists, problem),
-            **args.blocks(config),
+            **args.blocks(problem, config),
             "H": heads,
             "n_slots": slots,
             "n_planes": batches * heads,
@@ -212,8 +212,8 @@ def _decode(problem: Problem, t: Tensors, out: Any, lse: Any) -> None:
             **args.strides("v", t.v, "bhnd"),
             **args.strides("o", out, "bhmd"),
             **args.lse_strides(problem),
+            **args.blocks(problem, config),
             "BLOCK_M": configs.padded(problem.M * problem.G),
-            "BLOCK_N": config.block_n,
             "BLOCK_S": configs.padded(splits),
             "SPLITS": splits,
             "WIDE": args.wide(config.block_n, problem, t.k, t.v),
@@ -283,9 +283,9 @@ def _stats(
 ) -> tuple[Any, Any]:
     """(stats, dsink); stats [2, planes, rows] are the shift of p and delta. Packed rows are one plane per head."""
     need_sink = need_sink and problem.has_sink
-    block = 32
+    config = Config(32, 1, 4, 1)
     n_rows = problem.tokens[0] if problem.rows == "packed" else problem.M
-    slots, planes = args.cdiv(n_rows, block), args.planes(problem, problem.H)
+    slots, planes = args.cdiv(n_rows, config.block_m), args.planes(problem, problem.H)
     stats = torch.empty((2, planes, args.stat_stride(problem)), dtype=torch.float32, device=lse.device)
     if lse.numel() == 0:
         return stats, torch.zeros(problem.H, device=lse.device) if need_sink else None
@@ -304,11 +304,11 @@ def _stats(
             "n_rows": n_rows,
             "H": problem.H,
             "n_slots": slots,
-            "BLOCK_M": block,
+            **args.blocks(problem, config),
             "HAS_DLSE": dlse is not None,
             "HAS_SINK": need_sink,
         }
-        return Plan(stats_kernel, slots * planes, len(arrays), named, Config(block, 1, 4, 1))
+        return Plan(stats_kernel, slots * planes, len(arrays), named, config)
 
     _run("stats", problem, arrays, build)
     return stats, None if parts is None else parts.view(-1, problem.H, slots).sum((0, 2))
@@ -347,7 +347,7 @@ def _dkdv(problem: Problem, t: Tensors, stats: Any, dout: Any) -> tuple[Any, Any
             **args.strides("dk", dk, "bhnd"),
             **args.strides("dv", dv, "bhnd"),
             **args.grid(problem, slots, problem.Hkv, args.BACKWARD_BUDGET),
-            **args.blocks(config),
+            **args.blocks(problem, config),
             "WIDE": args.wide(config.block_m, problem, t.q, dout),
         }
         boxes = args.boxes(problem, config, config.block_m, {0: t.q, 3: dout})
@@ -377,7 +377,7 @@ def _dq(problem: Problem, t: Tensors, stats: Any, dout: Any, need_slopes: bool) 
             **_streams(problem, t, lists, dout),
             **args.strides("dq", dq, "bhmd"),
             **args.grid(problem, slots, problem.H, args.BACKWARD_BUDGET),
-            **args.blocks(config),
+            **args.blocks(problem, config),
             "NEED_SLOPES": need_slopes,
             "WIDE": args.wide(config.block_n, problem, t.k, t.v),
         }
@@ -421,7 +421,7 @@ def _dbias(problem: Problem, t: Tensors, stats: Any, dout: Any) -> Any:
         named = {
             **_streams(problem, t, None, dout),
             **args.pair_strides("dbias", dbias),
-            **args.blocks(config),
+            **args.blocks(problem, config),
             "M": problem.M,
             "N": problem.N,
             "heads": heads,

@@ -152,11 +152,11 @@ def load_streamed(
     if TMA:
         if ROWS == "packed":
             tile = x.load([0, h, row + first, 0]).reshape(BLOCK, PADDED)
-            if CHECK:
-                # the next sequence's rows may hold anything, and 0 * NaN is NaN
-                tile = tl.where((first + rows < n_rows)[:, None], tile, 0.0)
         else:
             tile = x.load([b, h, first, 0]).reshape(BLOCK, PADDED)
+        if CHECK and ROWS != "dense":
+            # the next sequence, or the cache's tail, may hold anything, and 0 * NaN is NaN
+            tile = tl.where((first + rows < n_rows)[:, None], tile, 0.0)
     else:
         ptrs = pointers(base + first.to(tl.int64) * stride_row, rows, cols, stride_row, stride_col, WIDE)
         tile = load_rows(ptrs, first + rows, n_rows, cols, WIDTH, PADDED, CHECK)
