@@ -1,0 +1,172 @@
+r"""The oracle: attention materialised, in float64, in the order SEMANTICS section 2 writes it down.
+
+Computes per sequence and head
+
+    S = mask(bias(alibi(softcap(scale * Q K^T)))),  P = softmax([S, sink]),  O = dropout(P) V,  lse = logsumexp([S, sink])
+
+and backward
+
+    dP = dropout(dO V^T),  dS = P (dP - rowsum(dO O) + dlse),  dV = dropout(P)^T dO,
+
+then the derivatives of bias, alibi, softcap and scale in reverse order. Nothing is tiled and nothing is clever: memory
+is O(M N) per head. ``materialise`` hands out S, P and O themselves, which no fused kernel can.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from .. import philox, scores
+from ..dtypes import narrow, storage_dtype, widen
+from ..problem import Grads, Problem, Tensors
+from ..rows import Sequence, empty_like_rows, sequences
+
+Array = npt.NDArray[Any]
+
+name = "reference"
+kind = "numpy"
+
+
+def why_not(problem: Problem) -> str | None:
+    """The reference refuses nothing; device tensors are copied to the host."""
+    return None
+
+
+class Materialised(NamedTuple):
+    """What one head of one sequence computes on the way, in ``compute`` precision."""
+
+    seq: Sequence
+    head: int
+    capped: Array  # [m, n] scaled and capped scores, before alibi and bias
+    s: Array  # [m, n] final logits, -inf where masked
+    p: Array  # [m, n] softmax, before dropout
+    factor: Array | float  # [m, n] dropout: 0 or 1 / (1 - p)
+    out: Array  # [m, Dv]
+    lse: Array  # [m]
+
+
+def materialise(
+    problem: Problem, tensors: Tensors, compute: npt.DTypeLike = np.float64
+) -> Iterator[Materialised]:
+    """S, P and O of every head of every sequence, in order; ``tensors`` are NumPy."""
+    tensors = tensors.expand(problem)
+    for seq in sequences(problem, tensors):
+        allowed = _allowed(seq)
+        for head in range(problem.H):
+            with np.errstate(all="ignore"):
+                yield _head(seq, head, allowed, compute)
+
+
+def forward(problem: Problem, tensors: Tensors, *, compute: npt.DTypeLike = np.float64) -> tuple[Array, Array]:
+    """See ``backends.Backend``; ``compute`` may be float32 to see what plain single precision gives."""
+    out = empty_like_rows(problem, problem.out_shape[-2], problem.H, problem.Dv, storage_dtype(problem.dtype))
+    lse = np.full(problem.out_shape[:-1], -np.inf, dtype=problem.lse_dtype)
+    if problem.rows == "packed":
+        out[...] = 0  # tokens past the last sequence
+    for one in materialise(problem, tensors, compute):
+        one.seq.queries(out)[one.head] = narrow(one.out, problem.dtype)
+        one.seq.queries(lse)[one.head] = one.lse
+    return out, lse
+
+
+def backward(
+    problem: Problem,
+    tensors: Tensors,
+    out: Array,
+    lse: Array,
+    dout: Array,
+    dlse: Array | None,
+    needs: frozenset[str],
+) -> Grads:
+    """See ``backends.Backend``; P is materialised again, ``out`` and ``lse`` are not used."""
+    full = tensors.expand(problem)
+    wide = np.float64
+    dq = np.zeros(problem.out_shape[:-1] + (problem.D,), wide)
+    dk, dv = (np.zeros(x.shape, wide) for x in (tensors.k, tensors.v))
+    dbias = np.zeros(problem.bias_shape or (0, 0, 0, 0), wide)
+    dalibi = np.zeros((problem.B, problem.H), wide)
+    dsink = np.zeros(problem.H, wide)
+    for one in materialise(problem, tensors):
+        seq, h, g = one.seq, one.head, one.head // problem.G
+        q = widen(seq.queries(full.q)[h], problem.dtype, wide)
+        k, v = (widen(seq.keys(x, g, 0, seq.n), problem.dtype, wide) for x in (full.k, full.v))
+        do = widen(seq.queries(dout)[h], problem.dtype, wide)
+        row = (do * one.out).sum(axis=1)
+        if dlse is not None:
+            row = row - np.where(np.isneginf(one.lse), 0, seq.queries(dlse)[h])
+        with np.errstate(all="ignore"):
+            ds = one.p * (one.factor * (do @ v.T) - row[:, None])
+        seq.keys(dv, g, 0, seq.n)[...] += (one.p * one.factor).T @ do
+        if problem.bias_shape is not None:
+            scores.add_bias_gradient(dbias, ds, seq.b, h, (0, seq.m), (0, seq.n))
+        if problem.has_alibi:
+            dalibi[seq.b, h] = scores.alibi_gradient(ds, _distance(seq))
+        if problem.has_sink:
+            dsink[h] += scores.sink_gradient(scores.sink_logit(full.sink, h), one.lse, row)
+        if problem.softcap:
+            ds = ds * scores.softcap_derivative(one.capped, problem.softcap)
+        seq.queries(dq)[h] = problem.scale * (ds @ k)
+        seq.keys(dk, g, 0, seq.n)[...] += problem.scale * (ds.T @ q)
+    return _pick(problem, needs, dq, dk, dv, dbias, dalibi, dsink)
+
+
+def _pick(problem: Problem, needs: frozenset[str], *grads: Array) -> Grads:
+    names = ("q", "k", "v", "bias", "alibi_slopes", "sink")
+    dtypes = (problem.dtype,) * 3 + (problem.bias_dtype or problem.dtype,) + (problem.lse_dtype,) * 2
+    return Grads(*(narrow(x, to) if at in needs else None for at, x, to in zip(names, grads, dtypes, strict=True)))
+
+
+def _head(seq: Sequence, head: int, allowed: Array, compute: npt.DTypeLike) -> Materialised:
+    problem, tensors = seq.problem, seq.tensors
+    q = widen(seq.queries(tensors.q)[head], problem.dtype, compute)
+    k, v = (
+        widen(seq.keys(x, head // problem.G, 0, seq.n), problem.dtype, compute) for x in (tensors.k, tensors.v)
+    )
+    capped = problem.scale * (q @ k.T)
+    if problem.softcap:
+        capped = scores.softcap(capped, problem.softcap)
+    s = capped
+    if problem.has_alibi:
+        s = scores.alibi(s, tensors.alibi_slopes[seq.b, head], _distance(seq))
+    if problem.has_bias:
+        s = s + widen(tensors.bias[seq.b, head, : seq.m, : seq.n], problem.bias_dtype, compute)
+    if problem.has_keep:
+        allowed = allowed & tensors.keep[seq.b, head, : seq.m, : seq.n]
+    s = np.where(allowed, s, -np.inf)
+    p, lse = _softmax(s, scores.sink_logit(tensors.sink, head))
+    factor = _dropout_factor(seq, head)
+    return Materialised(seq, head, capped, s, p, factor, (p * factor) @ v, lse)
+
+
+def _softmax(s: Array, sink: float) -> tuple[Array, Array]:
+    top = np.maximum(s.max(axis=1, initial=-np.inf), sink)
+    point = np.where(np.isneginf(top), 0, top)
+    e = np.exp(s - point[:, None])
+    total = e.sum(axis=1) + np.exp(sink - point)
+    return e / np.where(total == 0, 1, total)[:, None], point + np.log(total)
+
+
+def _allowed(seq: Sequence) -> Array:
+    lo, hi = seq.bounds()
+    j = np.arange(seq.n)
+    return (j >= lo[:, None]) & (j < hi[:, None])
+
+
+def _distance(seq: Sequence) -> Array:
+    return scores.distance(np.arange(seq.m), np.arange(seq.n), seq.m, seq.n)
+
+
+def _dropout_factor(seq: Sequence, head: int) -> Array | float:
+    problem = seq.problem
+    if problem.dropout_p == 0:
+        return 1.0
+    seed, offset = (int(x) for x in seq.tensors.rng)
+    plane = seq.b * problem.H + head
+    kept = philox.keep(
+        problem.dropout_p, seed=seed, offset=offset, plane=plane, i=np.arange(seq.m), start=0, stop=seq.n
+    )
+    return kept / (1 - problem.dropout_p) if problem.dropout_p < 1 else kept.astype(float)
