@@ -25,6 +25,7 @@ struct Args {
   bool top_left = false;
   double scale = 1.0, softcap = 0.0, dropout_p = 0.0;
   uint64_t seed = 0, offset = 0;
+  int64_t num_splits = 0;  // cached and paged: 0 lets the plan choose
 
   View q, k, v, bias, keep, slopes, sink, bounds, block_table;
   const int32_t *cu_q = nullptr, *cu_k = nullptr, *lengths = nullptr;

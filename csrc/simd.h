@@ -80,6 +80,12 @@ ATTN_INLINE Vec<T> splat(T x) {
   return x - Vec<T>{};  // x - (+0) keeps the sign of a negative zero, x + (+0) does not
 }
 
+// a compile-time number as a value
+template <int N>
+struct Number {
+  static constexpr int value = N;
+};
+
 ATTN_INLINE long min_of(long a, long b) { return a < b ? a : b; }
 ATTN_INLINE long max_of(long a, long b) { return a > b ? a : b; }
 ATTN_INLINE long round_up(long n, long unit) { return (n + unit - 1) / unit * unit; }
