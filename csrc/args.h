@@ -37,8 +37,8 @@ struct Args {
   View dq, dk, dv;       // data null: not wanted
   char* dbias = nullptr; // contiguous, bias_shape, dtype of the bias
   int64_t bias_shape[4] = {1, 1, 1, 1};
-  float* dslopes = nullptr;  // [B, H]
-  char* dsink = nullptr;     // [H], dtype of the sink
+  char* dslopes = nullptr;   // [B, H], dtype of lse
+  char* dsink = nullptr;     // [H], dtype of lse
 };
 
 }  // namespace attn

@@ -4,7 +4,8 @@
 // and once for double (blocks_f32.cpp, blocks_f64.cpp) and shared by the loops over fp32, bf16 and fp16 rows.
 #pragma once
 
-#include "softmax.h"
+#include "gradient.h"
+#include "micro.h"
 
 namespace attn::ATTN_TARGET {
 
@@ -25,7 +26,14 @@ struct Blocks {
   // o[channel][lane] = o * alpha + values^T p; panels [channel group][key][kPanel] are kTileKeys keys apart
   static void values(int vecs, const T* panels, long channels, Range range, const T* p, const T* alpha, T* o);
 
+  // o[channel][lane] += values^T p
+  static void add(int vecs, const T* panels, long channels, Range range, const T* p, T* o);
+
+  // c[key][channel] += tile^T b over the rows of some blocks; channels are padded to whole vectors
+  static void outer(const OuterBlock<T>* blocks, long count, Range range, const T* b, long channels, T* c, long ldc);
+
   static void softmax(int vecs, ScoreKinds kinds, const SoftmaxTile<T>& tile);
+  static void gradient(int vecs, ScoreKinds kinds, const GradientTile<T>& tile);
 };
 
 extern template struct Blocks<float>;

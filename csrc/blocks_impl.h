@@ -2,7 +2,6 @@
 #pragma once
 
 #include "blocks.h"
-#include "micro.h"
 
 namespace attn::ATTN_TARGET {
 
@@ -38,6 +37,41 @@ void Blocks<T>::values(int vecs, const T* panels, long channels, Range range, co
 }
 
 template <class T>
+void Blocks<T>::add(int vecs, const T* panels, long channels, Range range, const T* p, T* o) {
+  with_vecs<T>(vecs, [&](auto v) {
+    constexpr int V = v.value, W = V * kLanes<T>;
+    for (long x = 0; x < channels; x += kPanel)
+      product_add<T, V>(panels + x * kTileKeys + range.begin * kPanel, p + range.begin * W, range.end - range.begin,
+                        o + x * W);
+  });
+}
+
+// the next run of channel vectors: full width, but never a single vector at the end (one chain of FMAs is all latency)
+constexpr long next_vecs(long left) {
+  if (left <= kMaxVecs) return left;
+  return left == kMaxVecs + 1 && kMaxVecs > 2 ? kMaxVecs - 1 : kMaxVecs;
+}
+
+template <class T>
+void Blocks<T>::outer(const OuterBlock<T>* blocks, long count, Range range, const T* b, long channels, T* c, long ldc) {
+  const long vecs = channels / kLanes<T>;
+  for (long j = range.begin; j < range.end; j += kPanel) {
+    for (long v = 0, take; v < vecs; v += take) {
+      take = next_vecs(vecs - v);
+      const T* from = b + v * kLanes<T>;
+      T* to = c + j * ldc + v * kLanes<T>;
+      if (take == 1) product_outer<T, 1>(blocks, count, j, from, channels, to, ldc);
+      if constexpr (kMaxVecs >= 2)
+        if (take == 2) product_outer<T, 2>(blocks, count, j, from, channels, to, ldc);
+      if constexpr (kMaxVecs >= 3)
+        if (take == 3) product_outer<T, 3>(blocks, count, j, from, channels, to, ldc);
+      if constexpr (kMaxVecs >= 4)
+        if (take == 4) product_outer<T, 4>(blocks, count, j, from, channels, to, ldc);
+    }
+  }
+}
+
+template <class T>
 using SoftmaxFn = void (*)(const SoftmaxTile<T>&);
 
 template <class T, int V, bool kMasked>
@@ -51,6 +85,29 @@ inline constexpr SoftmaxFn<T> kSoftmax[8] = {
     softmax_tile<T, V, Scores<Alibi, Bias>, kMasked>,
     softmax_tile<T, V, Scores<Softcap, Alibi, Bias>, kMasked>,
 };
+
+template <class T>
+using GradientFn = void (*)(const GradientTile<T>&);
+
+template <class T, int V, bool kMasked>
+inline constexpr GradientFn<T> kGradient[8] = {
+    gradient_tile<T, V, Scores<>, kMasked>,
+    gradient_tile<T, V, Scores<Softcap>, kMasked>,
+    gradient_tile<T, V, Scores<Alibi>, kMasked>,
+    gradient_tile<T, V, Scores<Softcap, Alibi>, kMasked>,
+    gradient_tile<T, V, Scores<Bias>, kMasked>,
+    gradient_tile<T, V, Scores<Softcap, Bias>, kMasked>,
+    gradient_tile<T, V, Scores<Alibi, Bias>, kMasked>,
+    gradient_tile<T, V, Scores<Softcap, Alibi, Bias>, kMasked>,
+};
+
+template <class T>
+void Blocks<T>::gradient(int vecs, ScoreKinds kinds, const GradientTile<T>& tile) {
+  with_vecs<T>(vecs, [&](auto v) {
+    constexpr int V = v.value;
+    (tile.bits ? kGradient<T, V, true> : kGradient<T, V, false>)[kinds.index()](tile);
+  });
+}
 
 template <class T>
 void Blocks<T>::softmax(int vecs, ScoreKinds kinds, const SoftmaxTile<T>& tile) {

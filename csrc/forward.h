@@ -9,61 +9,11 @@
 // Mirror: backends/streaming.py, _queries_outer.
 #pragma once
 
-#include "blocks.h"
 #include "narrow.h"
 #include "plan.h"
+#include "tile.h"
 
 namespace attn::ATTN_TARGET {
-
-// hands out aligned pieces of a thread's scratch; with a null base it only measures
-struct Arena {
-  char* base;
-  size_t used = 0;
-  template <class U>
-  U* take(long count) {
-    U* p = reinterpret_cast<U*>(base + used);
-    used += (size_t(count) * sizeof(U) + 63) / 64 * 64;
-    return p;
-  }
-};
-
-// bias[key][lane] of one block for keys [range.begin, range.end) of the tile at t0, `keys` of which exist
-template <class In>
-inline void bias_tile(const Args& a, const Lanes<Acc<In>>& t, const Block& block, long t0, Range range, long keys,
-                      Acc<In>* out, Acc<In>* scratch) {
-  using T = Acc<In>;
-  const int width = block.vecs * kLanes<T>;
-  const long begin = range.begin, count = min_of(range.end, keys) - begin, stride = a.bias.s[3];
-  const auto copy = [&](auto tag) {
-    using Stored = decltype(tag);
-    const Stored* rows[kBlock<T>];
-    for (int r = 0; r < width; ++r) {
-      const char* p = r < block.lanes ? t.bias[block.first + r] : nullptr;
-      rows[r] = p ? reinterpret_cast<const Stored*>(p) + (t0 + begin) * stride : nullptr;
-    }
-    for (int r = 0; r < width; r += 4) {
-      const T* quad[4];
-      for (int u = 0; u < 4; ++u) {
-        T* to = scratch + u * kTileKeys;
-        quad[u] = to;
-        if (!rows[r + u])
-          std::memset(to, 0, size_t(count) * sizeof(T));
-        else if constexpr (sizeof(Acc<Stored>) == sizeof(T))
-          widen_row(rows[r + u], stride, count, to);
-        else
-          for (long x = 0; x < count; ++x) to[x] = T(rows[r + u][x * stride]);
-      }
-      interleave4(quad, count, out + begin * width + r, width);
-    }
-  };
-  if (a.bias_dtype == a.dtype)
-    copy(In{});
-  else
-    copy(float{});
-  // keys past the end are masked; their bias only has to be finite
-  if (range.end > begin + count)
-    std::memset(out + (begin + count) * width, 0, size_t((range.end - begin - count) * width) * sizeof(T));
-}
 
 template <class In>
 struct Forward {
@@ -73,17 +23,15 @@ struct Forward {
   long Dvp;
   ScoreKinds kinds;
   bool narrow;
-  Dropout drop;
   Lanes<T>* lanes;
-  T *qt, *o, *m, *l, *alpha, *kp, *vp, *s, *bias, *factor, *rowbuf, *result;
-  Int<T>* bits;
+  TileInputs<In> inputs;
+  T *qt, *o, *m, *l, *alpha, *kp, *vp, *s, *rowbuf, *result;
   const In **krow, **vrow;
 
   Forward(const Args& args, const Plan& p, Arena& arena) : a(args), plan(p) {
     kinds = score_kinds(a);
     narrow = use_narrow<In>(a);
     Dvp = padded_channels(a);
-    drop = dropout_of(a);
     const long rows = plan.rows, W = kBlock<T>;
     lanes = arena.take<Lanes<T>>(1);
     qt = arena.take<T>(max_of(rows, kNarrowRows) * round_up(a.D, kLanes<T>));
@@ -94,11 +42,9 @@ struct Forward {
     kp = arena.take<T>(narrow ? 0 : kTileKeys * a.D);
     vp = arena.take<T>(narrow ? 0 : kTileKeys * Dvp);
     s = arena.take<T>(kTileKeys * W);
-    bits = arena.take<Int<T>>(kWords * W);
-    bias = arena.take<T>(a.bias.data ? kTileKeys * W : 0);
-    factor = arena.take<T>(a.dropout_p > 0 ? kTileKeys * W : 0);
     rowbuf = arena.take<T>(4 * max_of(max_of(a.D, Dvp), kTileKeys));
     result = arena.take<T>(W * Dvp);
+    inputs.allocate(a, arena, rowbuf);
     krow = arena.take<const In*>(kTileKeys);
     vrow = arena.take<const In*>(kTileKeys);
   }
@@ -163,16 +109,11 @@ struct Forward {
     }
     if (!a.sink.data || !with_sink) return;
     for (long r = 0; r < lanes->count; ++r) {
-      const T logit = sink_at(lanes->head[r]);
+      const T logit = sink_at<In>(a, lanes->head[r]);
       if (logit == -T(__builtin_inf())) continue;
       m[r] = logit * kLog2e<T>;
       l[r] = 1;
     }
-  }
-
-  T sink_at(long h) const {
-    if (a.sink_dtype == a.dtype) return T(load_one(reinterpret_cast<const In*>(a.sink.data) + h * a.sink.s[0]));
-    return T(*(reinterpret_cast<const float*>(a.sink.data) + h * a.sink.s[0]));
   }
 
   void tile(const Sequence& seq, long hk, long t0) {
@@ -206,18 +147,9 @@ struct Forward {
   }
 
   void softmax(const Sequence& seq, const Block& block, long t0, long keys, Range range) {
-    SoftmaxTile<T> t{s, range.begin, range.end, nullptr, nullptr, m + block.first, l + block.first, alpha, {}};
-    if (range.masked) {
-      mask_bits(a, *lanes, block, t0, range, keys, bits);
-      t.bits = bits;
-    }
-    if (a.dropout_p > 0) {
-      dropout_factors(a, drop, *lanes, block, seq.b, t0, range, factor);
-      t.factor = factor;
-    }
-    if (kinds.bias) bias_tile<In>(a, *lanes, block, t0, range, keys, bias, rowbuf);
-    if (kinds.any())
-      t.scores = {T(a.softcap), T(1 / a.softcap), lanes->slope + block.first, lanes->pos + block.first, bias, t0};
+    const Prepared<T> in = inputs.prepare(a, seq, *lanes, block, t0, keys, range);
+    const SoftmaxTile<T> t{s,        range.begin,     range.end,       in.bits, in.factor,
+                           m + block.first, l + block.first, alpha, in.scores};
     Blocks<T>::softmax(block.vecs, kinds, t);
   }
 

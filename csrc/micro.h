@@ -2,7 +2,7 @@
 //
 // Computes: S^T = K Q^T, dP^T = V dO^T (x = channel), O^T = V^T P^T, dQ^T = K^T dS^T (x = key) and, with a strided A,
 //   dV = P^T dO, dK = dS^T Q (x = query row).
-// Shapes: A is a panel [x][R] (stride_x = R, stride_r = 1) or a column walk of another tile; B is [x][V * lanes].
+// Shapes: A is a panel [x][R], or R rows [r][x] of a tile that was written lane by lane; B is [x][V * lanes].
 // Invariants: every C element is one chain of fused multiply-adds over x in rising order, so its bits do not depend on
 //   which side was broadcast nor on how rows were grouped.
 // Cost on AVX2 (R = 4, V = 3): 12 FMAs, 3 vector loads and 4 broadcasts a step, 6 cycles on two FMA pipes.
@@ -16,12 +16,16 @@ template <class T, int R, int V, bool kPanelA>
 struct Micro {
   Vec<T> acc[R][V];
 
-  ATTN_INLINE void run(const T* a, long stride_r, long stride_x, const T* b, long ldb, long n) {
+  ATTN_INLINE void clear() {
     ATTN_UNROLL
     for (int r = 0; r < R; ++r) {
       ATTN_UNROLL
       for (int v = 0; v < V; ++v) acc[r][v] = Vec<T>{};
     }
+  }
+
+  // goes on with the chains over n more steps; strides are read only where A is no panel
+  ATTN_INLINE void run(const T* a, const T* b, long n, long stride_r = 0, long ldb = 0) {
     for (long x = 0; x < n; ++x) {
       Vec<T> row[V];
       ATTN_UNROLL
@@ -32,7 +36,7 @@ struct Micro {
         ATTN_UNROLL
         for (int v = 0; v < V; ++v) acc[r][v] = fma<T>(s, row[v], acc[r][v]);
       }
-      a += kPanelA ? R : stride_x;
+      a += kPanelA ? R : 1;
       b += kPanelA ? V * kLanes<T> : ldb;
     }
   }
@@ -42,7 +46,8 @@ struct Micro {
 template <class T, int V>
 ATTN_INLINE void product_store(const T* a, const T* b, long n, T* c) {
   Micro<T, kPanel, V, true> m;
-  m.run(a, 0, 0, b, 0, n);
+  m.clear();
+  m.run(a, b, n);
   ATTN_UNROLL
   for (int r = 0; r < kPanel; ++r) {
     ATTN_UNROLL
@@ -54,7 +59,8 @@ ATTN_INLINE void product_store(const T* a, const T* b, long n, T* c) {
 template <class T, int V>
 ATTN_INLINE void product_rescale(const T* a, const T* b, long n, const T* alpha, T* c) {
   Micro<T, kPanel, V, true> m;
-  m.run(a, 0, 0, b, 0, n);
+  m.clear();
+  m.run(a, b, n);
   ATTN_UNROLL
   for (int r = 0; r < kPanel; ++r) {
     ATTN_UNROLL
@@ -69,12 +75,38 @@ ATTN_INLINE void product_rescale(const T* a, const T* b, long n, const T* alpha,
 template <class T, int V>
 ATTN_INLINE void product_add(const T* a, const T* b, long n, T* c) {
   Micro<T, kPanel, V, true> m;
-  m.run(a, 0, 0, b, 0, n);
+  m.clear();
+  m.run(a, b, n);
   ATTN_UNROLL
   for (int r = 0; r < kPanel; ++r) {
     ATTN_UNROLL
     for (int v = 0; v < V; ++v) {
       T* at = c + (r * V + v) * kLanes<T>;
+      store(at, load(at) + m.acc[r][v]);
+    }
+  }
+}
+
+// what the rows of a chunk of blocks add to one group of keys: acc[key][channel] += sum_row tile[key][row] * b[row][channel]
+template <class T>
+struct OuterBlock {
+  const T* tile;  // [key][lane]
+  long width, lanes, first_row;
+};
+
+template <class T, int V>
+ATTN_INLINE void product_outer(const OuterBlock<T>* blocks, long count, long key, const T* b, long ldb, T* c, long ldc) {
+  Micro<T, kPanel, V, false> m;
+  m.clear();
+  for (long n = 0; n < count; ++n) {
+    const OuterBlock<T>& each = blocks[n];
+    m.run(each.tile + key * each.width, b + each.first_row * ldb, each.lanes, each.width, ldb);
+  }
+  ATTN_UNROLL
+  for (int r = 0; r < kPanel; ++r) {
+    ATTN_UNROLL
+    for (int v = 0; v < V; ++v) {
+      T* at = c + r * ldc + v * kLanes<T>;
       store(at, load(at) + m.acc[r][v]);
     }
   }

@@ -153,6 +153,28 @@ void forward(nb::handle problem, nb::handle tensors, nb::handle out, nb::handle 
   without_gil([&] { return run_forward(kernels, a, threads, signalled); });
 }
 
+// grads: (dq, dk, dv, dbias, dalibi, dsink), None where not wanted
+void backward(nb::handle problem, nb::handle tensors, nb::handle out, nb::handle lse, nb::handle dout, nb::handle dlse,
+              nb::tuple grads, const std::string& sink_dtype, int threads, const std::string& simd, int way) {
+  Buffers buffers;
+  Args a;
+  read_problem(problem, a);
+  read_tensors(tensors, buffers, a);
+  a.sink_dtype = sink_dtype.empty() ? a.dtype : dtype_of(sink_dtype);
+  a.out = buffers.view(out);
+  a.lse = buffers.data(lse);
+  a.dout = buffers.view(dout);
+  a.dlse = buffers.view(dlse);
+  a.dq = buffers.view(grads[0], true);
+  a.dk = buffers.view(grads[1], true);
+  a.dv = buffers.view(grads[2], true);
+  a.dbias = buffers.data(grads[3], true);
+  a.dslopes = buffers.data(grads[4], true);
+  a.dsink = buffers.data(grads[5], true);
+  const Kernels& kernels = kernels_of(simd);
+  without_gil([&] { return run_backward(kernels, a, threads, signalled, BackwardWay(way)); });
+}
+
 template <class T>
 void map(nb::handle x, nb::handle y, int64_t n, void (*f)(const T*, T*, int64_t)) {
   Buffers buffers;
@@ -163,6 +185,9 @@ void map(nb::handle x, nb::handle y, int64_t n, void (*f)(const T*, T*, int64_t)
 
 NB_MODULE(_kernels, m) {
   m.def("forward", &forward);
+  m.def("backward", &backward, nb::arg("problem"), nb::arg("tensors"), nb::arg("out"), nb::arg("lse"), nb::arg("dout"),
+        nb::arg("dlse").none(), nb::arg("grads"), nb::arg("sink_dtype"), nb::arg("threads"), nb::arg("simd"),
+        nb::arg("way"));
   m.def("targets", [] {
     nb::list names;
     for (const Kernels* each : usable_kernels()) names.append(nb::str(each->name));

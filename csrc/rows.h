@@ -13,6 +13,8 @@ namespace attn::ATTN_TARGET {
 inline constexpr int kTileKeys = 128;  // keys of a tile: boundaries are multiples of it, so results do not depend on
                                        // how rows are grouped
 inline constexpr int kMaxRows = 384;   // a multiple of every block width
+inline constexpr int kChunk = 4;       // backward: blocks whose p and dS are kept for dV and dK
+inline constexpr int kGroupTiles = 2;  // backward: key tiles of one dK and dV item
 inline constexpr int kWords = kTileKeys / 32;
 
 template <class T>
@@ -131,14 +133,15 @@ inline void close_block(Lanes<T>& t, Block& block) {
   block.vecs = int(round_up(round_up(block.lanes, 4), L)) / L;
 }
 
-// fills the tile of `count` rows from row `first` of (sequence, key/value head)
+// fills the tile of `count` rows from row `first` of (sequence, key/value head); with `only` the rows of that one head
 template <class T>
-inline void fill_lanes(const Args& a, const Sequence& seq, long hk, long first, long count, Lanes<T>& t) {
-  const long G = a.H / a.Hkv;
+inline void fill_lanes(const Args& a, const Sequence& seq, long hk, long first, long count, Lanes<T>& t,
+                       long only = -1) {
+  const long G = only < 0 ? a.H / a.Hkv : 1;
   t.count = count;
   t.blocks = 0;
   for (long r = 0; r < count; ++r) {
-    const long i = (first + r) / G, h = hk * G + (first + r) % G;
+    const long i = (first + r) / G, h = only < 0 ? hk * G + (first + r) % G : only;
     t.query[r] = int32_t(i);
     t.head[r] = int32_t(h);
     t.pos[r] = Int<T>(i + seq.N - seq.M);

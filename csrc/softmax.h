@@ -55,7 +55,8 @@ ATTN_INLINE void logits_and_max(const SoftmaxTile<T>& t, Vec<T>* top) {
 }
 
 template <class T, int V, class S, bool kMasked>
-void softmax_tile(const SoftmaxTile<T>& t) {
+void softmax_tile(const SoftmaxTile<T>& given) {
+  const SoftmaxTile<T> t = given;  // a local copy: stores through vector types may alias what they are read from
   constexpr int L = kLanes<T>, W = V * L;
   Vec<T> top[V], shift[V], sum[V];
   ATTN_UNROLL

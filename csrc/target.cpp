@@ -26,7 +26,7 @@ ATTN_INLINE auto with_dtype(Dtype dtype, F&& f) {
 
 Shape shape(Dtype dtype) {
   const int64_t block = dtype == Dtype::f64 ? kBlock<double> : kBlock<float>;
-  return {block, kMaxRows, kTileKeys};
+  return {block, kMaxRows, kTileKeys, block * kChunk, kGroupTiles * kTileKeys};
 }
 
 size_t forward_scratch(const Args& a, const Plan& plan) {
@@ -40,6 +40,31 @@ void forward(const Args& a, const Plan& plan, const Item& item, char* scratch, c
 }
 void merge(const Args& a, const Plan& plan, const Item& item, char* scratch, const char* partials) {
   with_dtype(a.dtype, [&](auto in) { Loops<decltype(in)>::merge(a, plan, item, scratch, partials); });
+}
+
+size_t backward_scratch(const Args& a, const BackwardPlan& plan, Pass pass) {
+  return with_dtype(a.dtype, [&](auto in) { return Loops<decltype(in)>::backward_scratch(a, plan, pass); });
+}
+void backward_queries(const Args& a, const BackwardPlan& plan, const BackwardItem& item, char* scratch) {
+  with_dtype(a.dtype, [&](auto in) { Loops<decltype(in)>::backward_queries(a, plan, item, scratch); });
+}
+void backward_keys(const Args& a, const BackwardPlan& plan, const BackwardItem& item, char* scratch) {
+  with_dtype(a.dtype, [&](auto in) { Loops<decltype(in)>::backward_keys(a, plan, item, scratch); });
+}
+void backward_both(const Args& a, const BackwardPlan& plan, const BackwardItem& item, char* scratch, const bool* stop) {
+  with_dtype(a.dtype, [&](auto in) { Loops<decltype(in)>::backward_both(a, plan, item, scratch, stop); });
+}
+void backward_bias(const Args& a, const BackwardPlan& plan, const BiasItem& item, char* scratch) {
+  with_dtype(a.dtype, [&](auto in) { Loops<decltype(in)>::backward_bias(a, plan, item, scratch); });
+}
+bool can_sum_in_place(const Args& a) {
+  return with_dtype(a.dtype, [&](auto in) { return Loops<decltype(in)>::can_sum_in_place(a); });
+}
+void delta(const Args& a, const BackwardPlan& plan, int64_t b, int64_t h, int64_t begin, int64_t end, char* scratch) {
+  with_dtype(a.dtype, [&](auto in) { Loops<decltype(in)>::delta(a, plan, b, h, begin, end, scratch); });
+}
+void sink(const Args& a, const BackwardPlan& plan, int64_t h) {
+  with_dtype(a.dtype, [&](auto in) { Loops<decltype(in)>::sink(a, plan, h); });
 }
 
 // y[i] = f(x[i]), for the tests of the polynomials
@@ -64,7 +89,9 @@ void tanh_f32(const float* x, float* y, int64_t n) {
 }
 
 constexpr Kernels kKernels{
-    ATTN_TARGET_NAME, kBytes, shape, forward_scratch, partial_bytes, forward, merge, exp2_f32, exp2_f64, tanh_f32,
+    ATTN_TARGET_NAME, kBytes, shape, forward_scratch, partial_bytes, forward, merge, backward_scratch,
+    backward_queries, backward_keys, backward_both, backward_bias, can_sum_in_place, delta, sink, exp2_f32, exp2_f64,
+    tanh_f32,
 };
 
 }  // namespace

@@ -60,7 +60,44 @@ def backward(
     needs: frozenset[str],
 ) -> Grads:
     """See ``backends.Backend``."""
-    raise Unsupported(name, "backward is not there yet")
+    if problem.rows == "paged":
+        raise Unsupported(name, "no gradient through pages, which sequences may share; use dense or packed keys")
+    grads = _empty_grads(problem, tensors, needs)
+    loader.kernels().backward(
+        problem, tensors, out, lse, dout, dlse, tuple(grads), _sink_dtype(tensors), loader.threads(), loader.simd(), _way
+    )
+    return grads
+
+
+# 0 lets the call choose, 1 and 2 force one or two passes over the scores; the bits are the same
+_way = 0
+
+
+def _empty_grads(problem: Problem, tensors: Tensors, needs: frozenset[str]) -> Grads:
+    """Where the kernel writes; what it does not write (tokens past the last sequence) is 0 already."""
+    stored = storage_dtype(problem.dtype)
+    dq = dk = dv = dbias = dalibi = dsink = None
+    if "q" in needs:
+        dq = empty_like_rows(problem, problem.out_shape[-2], problem.H, problem.D, stored)
+    if "k" in needs:
+        dk = empty_like_rows(problem, tensors.k.shape[-2], problem.Hkv, problem.D, stored)
+    if "v" in needs:
+        dv = empty_like_rows(problem, tensors.v.shape[-2], problem.Hkv, problem.Dv, stored)
+    if problem.rows == "packed":
+        for x, cu in ((dq, tensors.cu_q), (dk, tensors.cu_k), (dv, tensors.cu_k)):
+            if x is not None:
+                x[:, int(cu[-1]) :] = 0
+    if problem.rows == "cached":  # keys past the valid length
+        for x in (dk, dv):
+            if x is not None:
+                x[...] = 0
+    if "bias" in needs and problem.bias_shape is not None:
+        dbias = np.empty(problem.bias_shape, storage_dtype(problem.bias_dtype))
+    if "alibi_slopes" in needs and problem.has_alibi:
+        dalibi = np.empty((problem.B, problem.H), problem.lse_dtype)
+    if "sink" in needs and problem.has_sink:
+        dsink = np.empty(problem.H, problem.lse_dtype)
+    return Grads(dq, dk, dv, dbias, dalibi, dsink)
 
 
 def _sink_dtype(tensors: Tensors) -> str:
