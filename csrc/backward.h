@@ -58,7 +58,7 @@ struct Backward {
     slope_sum = arena.take<T>(R);
     kp = arena.take<T>(group * a.D);
     vp = arena.take<T>(group * a.Dv);
-    kv = arena.take<T>(want.dq ? kTileKeys * Dg : 0);
+    kv = arena.take<T>(want.dq ? kPanelKeys * Dg : 0);
     dk = arena.take<T>(want.dk ? group * Dp : 0);
     dv = arena.take<T>(want.dv ? group * Dvp : 0);
     s = arena.take<T>(kChunk * kTileKeys * W);
@@ -221,7 +221,7 @@ struct Backward {
     const long count = min_of(kTileKeys, seq.N - t0);
     key_rows(a, a.k, seq, hk, t0, count, krow);
     pack_keys(krow, count, element_stride(a, a.k), a.D, kp + at * a.D, rowbuf);
-    if (want.dq) pack_values(krow, count, element_stride(a, a.k), a.D, kTileKeys, kv, rowbuf);
+    if (want.dq) pack_values(krow, count, element_stride(a, a.k), a.D, kPanelKeys, kv, rowbuf);
     if (!want.ds()) return;
     key_rows(a, a.v, seq, hk, t0, count, vrow);
     pack_keys(vrow, count, element_stride(a, a.v), a.Dv, vp + at * a.Dv, rowbuf);

@@ -23,7 +23,7 @@ struct Blocks {
   // s[key][lane] = panels . b, for the keys of the range; b is [x][lane], n deep
   static void scores(int vecs, const T* panels, long n, const T* b, Range range, T* s);
 
-  // o[channel][lane] = o * alpha + values^T p; panels [channel group][key][kPanel] are kTileKeys keys apart
+  // o[channel][lane] = o * alpha + values^T p; panels [channel group][key][kPanel] are kPanelKeys keys apart
   static void values(int vecs, const T* panels, long channels, Range range, const T* p, const T* alpha, T* o);
 
   // o[channel][lane] += values^T p

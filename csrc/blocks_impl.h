@@ -31,7 +31,7 @@ void Blocks<T>::values(int vecs, const T* panels, long channels, Range range, co
   with_vecs<T>(vecs, [&](auto v) {
     constexpr int V = v.value, W = V * kLanes<T>;
     for (long x = 0; x < channels; x += kPanel)
-      product_rescale<T, V>(panels + x * kTileKeys + range.begin * kPanel, p + range.begin * W,
+      product_rescale<T, V>(panels + x * kPanelKeys + range.begin * kPanel, p + range.begin * W,
                             range.end - range.begin, alpha, o + x * W);
   });
 }
@@ -41,7 +41,7 @@ void Blocks<T>::add(int vecs, const T* panels, long channels, Range range, const
   with_vecs<T>(vecs, [&](auto v) {
     constexpr int V = v.value, W = V * kLanes<T>;
     for (long x = 0; x < channels; x += kPanel)
-      product_add<T, V>(panels + x * kTileKeys + range.begin * kPanel, p + range.begin * W, range.end - range.begin,
+      product_add<T, V>(panels + x * kPanelKeys + range.begin * kPanel, p + range.begin * W, range.end - range.begin,
                         o + x * W);
   });
 }

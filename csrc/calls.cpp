@@ -20,7 +20,7 @@ struct Partials {
 }  // namespace
 
 bool run_forward(const Kernels& kernels, const Args& args, int threads, const Interrupt& interrupted) {
-  const Plan plan = plan_forward(args, kernels.shape(args.dtype));
+  const Plan plan = plan_forward(args, kernels.shape(args.dtype), threads);
   if (plan.items == 0) return true;
   Partials partials{kernels.partial_bytes(args, plan), nullptr};
   const bool split = plan.max_splits > 1;

@@ -40,7 +40,7 @@ struct Forward {
     l = arena.take<T>(rows);
     alpha = arena.take<T>(W);
     kp = arena.take<T>(narrow ? 0 : kTileKeys * a.D);
-    vp = arena.take<T>(narrow ? 0 : kTileKeys * Dvp);
+    vp = arena.take<T>(narrow ? 0 : kPanelKeys * Dvp);
     s = arena.take<T>(kTileKeys * W);
     rowbuf = arena.take<T>(4 * max_of(max_of(a.D, Dvp), kTileKeys));
     result = arena.take<T>(W * Dvp);
@@ -122,12 +122,32 @@ struct Forward {
     key_rows(a, a.v, seq, hk, t0, keys, vrow);
     if (!narrow) {
       pack_keys(krow, keys, element_stride(a, a.k), a.D, kp, rowbuf);
-      pack_values(vrow, keys, element_stride(a, a.v), a.Dv, kTileKeys, vp, rowbuf);
+      pack_values(vrow, keys, element_stride(a, a.v), a.Dv, kPanelKeys, vp, rowbuf);
     }
+    const long ahead = narrow ? 0 : next_rows(seq, hk, t0 + kTileKeys);
     for (long k = 0; k < lanes->blocks; ++k) {
+      prefetch(ahead * k / lanes->blocks, ahead * (k + 1) / lanes->blocks);
       const Block& block = lanes->block[k];
       const Range range = range_of(block, t0, kTileKeys, a.keep.data != nullptr);
       if (range.begin < range.end) step(seq, block, t0, keys, range);
+    }
+  }
+
+  // rows of the tile after this one; their number
+  long next_rows(const Sequence& seq, long hk, long t0) {
+    const long keys = min_of(kTileKeys, min_of(lanes->key_hi, seq.N) - t0);
+    if (keys <= 0) return 0;
+    key_rows(a, a.k, seq, hk, t0, keys, krow);
+    key_rows(a, a.v, seq, hk, t0, keys, vrow);
+    return keys;
+  }
+
+  // they travel to L2 while this tile is computed, a few with each block
+  void prefetch(long begin, long end) const {
+    for (long j = begin; j < end; ++j) {
+      const char *k = reinterpret_cast<const char*>(krow[j]), *v = reinterpret_cast<const char*>(vrow[j]);
+      for (long byte = 0; byte < a.D * long(sizeof(In)); byte += 64) __builtin_prefetch(k + byte, 0, 2);
+      for (long byte = 0; byte < a.Dv * long(sizeof(In)); byte += 64) __builtin_prefetch(v + byte, 0, 2);
     }
   }
 

@@ -36,23 +36,29 @@ void gradient_tile(const GradientTile<T>& given) {
     slope[v] = Vec<T>{};
   }
   for (long j = t.begin; j < t.end; ++j) {
+    Vec<T> p[V], y[V][3];
+    ATTN_UNROLL
+    for (int v = 0; v < V; ++v) {
+      p[v] = load(t.s + j * W + v * L);
+      if constexpr (S::kAny) p[v] = S::template value<T>(p[v], t.scores, j, W, v * L, y[v]) * kLog2e<T>;
+      p[v] = p[v] - lse[v];
+    }
+    exp2_each<T, V>(p);
     ATTN_UNROLL
     for (int v = 0; v < V; ++v) {
       const long at = j * W + v * L;
-      Vec<T> s = load(t.s + at), y[3];
-      if constexpr (S::kAny) s = S::template value<T>(s, t.scores, j, W, v * L, y) * kLog2e<T>;
-      Vec<T> p = exp2<T>(s - lse[v]), dp = load(t.dp + at), kept = p;
-      if constexpr (kMasked) kept = p = zero_unless<T>(seen<T>(t.bits, j, W, v * L), p);
+      if constexpr (kMasked) p[v] = zero_unless<T>(seen<T>(t.bits, j, W, v * L), p[v]);
+      Vec<T> dp = load(t.dp + at), kept = p[v];
       if (t.factor) {
         const Vec<T> factor = load(t.factor + at);
         dp = dp * factor;
-        kept = p * factor;
+        kept = kept * factor;
       }
-      Vec<T> ds = p * (dp - delta[v]);
+      Vec<T> ds = p[v] * (dp - delta[v]);
       if constexpr (kMasked) ds = zero_unless<T>(seen<T>(t.bits, j, W, v * L), ds);
       if constexpr (S::kAny) {
         if (t.slope_sum) slope[v] = slope[v] - ds * Alibi::distance<T>(t.scores, j, v * L);
-        if (!t.raw) ds = S::template derivative<T>(ds, t.scores, y);
+        if (!t.raw) ds = S::template derivative<T>(ds, t.scores, y[v]);
       }
       store(t.s + at, kept);
       store(t.dp + at, ds);

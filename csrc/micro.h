@@ -26,6 +26,8 @@ struct Micro {
 
   // goes on with the chains over n more steps; strides are read only where A is no panel
   ATTN_INLINE void run(const T* a, const T* b, long n, long stride_r = 0, long ldb = 0) {
+    // four steps a turn: a shorter run of branches, whose end the predictor learns (measured: 15 to 25 % at n = 64)
+    _Pragma("GCC unroll 4")
     for (long x = 0; x < n; ++x) {
       Vec<T> row[V];
       ATTN_UNROLL

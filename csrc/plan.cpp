@@ -8,10 +8,12 @@ namespace {
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// enough items that the last ones do not leave threads idle, on any machine that is likely to run this
-constexpr int64_t kWantedItems = 64;
-// a tile's queries and output stay in L2 beside the key tile: about 100 KiB each in fp32
-constexpr int64_t kTileElements = 24 * 1024;
+// row tiles for each thread, so that the last ones do not leave threads idle
+constexpr int64_t kTilesPerThread = 8;
+// keys are split where there are fewer row tiles than this
+constexpr int64_t kFewTiles = 32;
+// backward: a tile's queries and gradients stay in L2 beside the key tile
+constexpr int64_t kTileElements = 12 * 1024;
 
 int64_t sequence_at(const std::vector<int64_t>& starts, int64_t index) {
   return std::upper_bound(starts.begin(), starts.end(), index) - starts.begin() - 1;
@@ -28,10 +30,10 @@ int64_t count_tiles(const Args& args, int64_t rows) {
   return tiles;
 }
 
-int64_t rows_of_tile(const Args& args, const Shape& shape) {
-  const int64_t width = std::max<int64_t>({args.D, args.Dv, 1});
-  int64_t rows = std::clamp(kTileElements / width / shape.block * shape.block, shape.block, shape.max_rows);
-  while (rows > 4 * shape.block && count_tiles(args, rows) < kWantedItems / 2)
+// Keys are packed once per row tile, so tall tiles pay; a row's bits do not depend on its tile, so threads may decide
+int64_t rows_of_tile(const Args& args, const Shape& shape, int threads) {
+  int64_t rows = shape.max_rows;
+  while (rows > 4 * shape.block && count_tiles(args, rows) < kTilesPerThread * threads)
     rows = std::max(shape.block, rows / 2 / shape.block * shape.block);
   // tiles of one sequence as even as whole blocks allow
   const int64_t total = args.M * (args.H / args.Hkv);
@@ -40,8 +42,8 @@ int64_t rows_of_tile(const Args& args, const Shape& shape) {
   return rows;
 }
 
-// keys are split where there are few row tiles: decoding, mostly
-int64_t keys_of_split(const Args& args, const Shape& shape, int64_t tiles) {
+// keys are split where there are few row tiles: decoding, mostly. Splits change bits: threads have no say here
+int64_t keys_of_split(const Args& args, const Shape& shape) {
   const bool cache = args.rows == RowKind::cached || args.rows == RowKind::paged;
   if (cache && args.num_splits > 0) {
     if (args.num_splits == 1) return 0;
@@ -50,10 +52,10 @@ int64_t keys_of_split(const Args& args, const Shape& shape, int64_t tiles) {
     return std::max<int64_t>(1, ceil_div(ceil_div(longest, args.num_splits), shape.tile_keys)) * shape.tile_keys;
   }
   constexpr int64_t kFewest = 1024;  // keys of a split: below it the merge costs more than it spreads
-  if (tiles == 0 || tiles >= kWantedItems / 2) return 0;
-  const int64_t wanted = kWantedItems / tiles;
-  const int64_t keys = std::max(kFewest, ceil_div(ceil_div(args.N, wanted), shape.tile_keys) * shape.tile_keys);
-  return keys < args.N ? keys : 0;
+  const int64_t tiles = count_tiles(args, 4 * shape.block);
+  if (tiles == 0 || tiles >= kFewTiles) return 0;
+  const int64_t keys = ceil_div(ceil_div(args.N, 2 * kFewTiles / tiles), shape.tile_keys) * shape.tile_keys;
+  return std::max(kFewest, keys) < args.N ? std::max(kFewest, keys) : 0;
 }
 
 }  // namespace
@@ -67,13 +69,13 @@ int64_t keys_of(const Args& args, int64_t b) {
   return args.lengths ? std::min<int64_t>(args.lengths[b], args.N) : args.N;
 }
 
-Plan plan_forward(const Args& args, const Shape& shape) {
+Plan plan_forward(const Args& args, const Shape& shape, int threads) {
   Plan plan;
   plan.first_item.assign(size_t(args.B) + 1, 0);
   plan.first_slot.assign(size_t(args.B) + 1, 0);
   if (args.H == 0) return plan;
-  plan.rows = rows_of_tile(args, shape);
-  plan.split_keys = keys_of_split(args, shape, count_tiles(args, plan.rows));
+  plan.rows = rows_of_tile(args, shape, threads);
+  plan.split_keys = keys_of_split(args, shape);
   for (int64_t b = 0; b < args.B; ++b) {
     const int64_t tiles = args.Hkv * ceil_div(queries_of(args, b) * (args.H / args.Hkv), plan.rows);
     const int64_t splits = splits_of(plan, keys_of(args, b));
@@ -109,7 +111,7 @@ Item item_at(const Args& args, const Plan& plan, int64_t index) {
 BackwardPlan plan_backward(const Args& args, const Shape& shape) {
   BackwardPlan plan;
   const int64_t width = std::max<int64_t>({args.D, args.Dv, 1}), chunk = shape.chunk_rows;
-  plan.rows = std::clamp(kTileElements / 2 / width / chunk * chunk, chunk, shape.max_rows / chunk * chunk);
+  plan.rows = std::clamp(kTileElements / width / chunk * chunk, chunk, shape.max_rows / chunk * chunk);
   plan.group_keys = shape.group_keys;
   plan.first_rows.assign(size_t(args.B) + 1, 0);
   plan.first_keys.assign(size_t(args.B) + 1, 0);

@@ -1,5 +1,5 @@
-// How a call is cut into work items. A plan is a function of the problem alone, never of the number of threads, so that
-// any number of threads computes the same bits.
+// How a call is cut into work items. What decides bits (where keys are split, where chunks of rows start) is a function of
+// the problem alone; the number of threads only decides how many rows make an item.
 #pragma once
 
 #include <cstdint>
@@ -71,7 +71,7 @@ BiasItem bias_item(const Args& args, const BackwardPlan& plan, const Shape& shap
 // whether five products on `threads` threads, one key/value head at a time, beat seven that split freely
 bool one_pass_pays(const Args& args, int threads);
 
-Plan plan_forward(const Args& args, const Shape& shape);
+Plan plan_forward(const Args& args, const Shape& shape, int threads);
 Item item_at(const Args& args, const Plan& plan, int64_t index);
 int64_t queries_of(const Args& args, int64_t b);
 int64_t keys_of(const Args& args, int64_t b);

@@ -15,6 +15,8 @@ inline constexpr int kTileKeys = 128;  // keys of a tile: boundaries are multipl
 inline constexpr int kMaxRows = 384;   // a multiple of every block width
 inline constexpr int kChunk = 4;       // backward: blocks whose p and dS are kept for dV and dK
 inline constexpr int kGroupTiles = 2;  // backward: key tiles of one dK and dV item
+// keys between two value panels: not a power of two, so that panels do not fall on the same cache sets
+inline constexpr int kPanelKeys = kTileKeys + 4;
 inline constexpr int kWords = kTileKeys / 32;
 
 template <class T>

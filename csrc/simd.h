@@ -156,7 +156,7 @@ struct Exp2;
 template <>
 struct Exp2<float> {
   static constexpr float kShift = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer in the low mantissa bits
-  static constexpr float kLowest = -126.0f;     // below it the result is a denormal; it is given as 0
+  static constexpr int32_t kTiny = 0x4B400000 - 125;  // bits of kShift - 125: from 2^-125.5 down the result is given as 0
   static constexpr int kMantissa = 23;
   static constexpr float kPoly[] = {1.0f,           0.693147206f, 0.240226469f, 0.0555032878f,
                                     0.00961848896f, 0.00133999312f, 0.000153458122f};
@@ -165,7 +165,7 @@ struct Exp2<float> {
 template <>
 struct Exp2<double> {
   static constexpr double kShift = 6755399441055744.0;  // 1.5 * 2^52
-  static constexpr double kLowest = -1022.0;
+  static constexpr int64_t kTiny = 0x4338000000000000 - 1021;
   static constexpr int kMantissa = 52;
   static constexpr double kPoly[] = {
       1.0, 0.6931471805599453305, 0.2402265069591015621, 0.05550410866481992148, 0.009618129107588335083,
@@ -173,19 +173,37 @@ struct Exp2<double> {
       1.017819803332852766e-7, 7.074105626245659371e-9, 4.435280944610336161e-10};
 };
 
-// 2^x for x < 128 (fp64: 1024): at most 2 ulp, 0 below kLowest and at -inf, NaN stays NaN
-template <class T>
-ATTN_INLINE Vec<T> exp2(Vec<T> x) {
+// x[n] = 2^x[n] for x < 128 (fp64: 1024): at most 2 ulp, 0 below 2^-125.5 (fp64: 2^-1021.5) and at -inf, NaN stays NaN.
+// The vectors go through each stage together: a chain of this length, one vector after the other, fills the scheduler
+// with waiting instructions
+template <class T, int N>
+ATTN_INLINE void exp2_each(Vec<T> (&x)[N]) {
   using E = Exp2<T>;
   constexpr int kDegree = int(sizeof(E::kPoly) / sizeof(T)) - 1;
-  const Vec<T> t = x + E::kShift;
-  const Vec<T> r = x - (t - E::kShift);
-  Vec<T> y = splat<T>(E::kPoly[kDegree]);
+  Vec<T> t[N], y[N];
   ATTN_UNROLL
-  for (int i = kDegree - 1; i >= 0; --i) y = fma<T>(y, r, splat<T>(E::kPoly[i]));
-  const IVec<T> bits = (IVec<T>)y + ((IVec<T>)t << E::kMantissa);
-  const IVec<T> tiny = x < E::kLowest;  // false for NaN
-  return (Vec<T>)(bits & ~tiny);
+  for (int n = 0; n < N; ++n) t[n] = x[n] + E::kShift;
+  ATTN_UNROLL
+  for (int n = 0; n < N; ++n) x[n] = x[n] - (t[n] - E::kShift);
+  ATTN_UNROLL
+  for (int n = 0; n < N; ++n) y[n] = fma<T>(splat<T>(E::kPoly[kDegree]), x[n], splat<T>(E::kPoly[kDegree - 1]));
+  ATTN_UNROLL
+  for (int i = kDegree - 2; i >= 0; --i) {
+    ATTN_UNROLL
+    for (int n = 0; n < N; ++n) y[n] = fma<T>(y[n], x[n], splat<T>(E::kPoly[i]));
+  }
+  ATTN_UNROLL
+  for (int n = 0; n < N; ++n) {
+    // compared as integers: below the shift by more than the exponent's range, or negative where x was far below
+    const IVec<T> bits = (IVec<T>)t[n], tiny = bits < E::kTiny;
+    x[n] = (Vec<T>)(((IVec<T>)y[n] + (bits << E::kMantissa)) & ~tiny);
+  }
+}
+template <class T>
+ATTN_INLINE Vec<T> exp2(Vec<T> x) {
+  Vec<T> one[1] = {x};
+  exp2_each<T, 1>(one);
+  return one[0];
 }
 
 }  // namespace attn::ATTN_TARGET

@@ -71,11 +71,14 @@ void softmax_tile(const SoftmaxTile<T>& given) {
   }
   for (long j = t.begin; j < t.end; ++j) {
     T* row = t.s + j * W;
+    Vec<T> p[V];
+    ATTN_UNROLL
+    for (int v = 0; v < V; ++v) p[v] = load(row + v * L) - shift[v];
+    exp2_each<T, V>(p);
     ATTN_UNROLL
     for (int v = 0; v < V; ++v) {
-      const Vec<T> p = exp2<T>(load(row + v * L) - shift[v]);
-      sum[v] = sum[v] + p;
-      store(row + v * L, p);
+      sum[v] = sum[v] + p[v];
+      store(row + v * L, p[v]);
     }
   }
   ATTN_UNROLL
