@@ -63,7 +63,7 @@ struct Backward {
     dv = arena.take<T>(want.dv ? group * Dvp : 0);
     s = arena.take<T>(kChunk * kTileKeys * W);
     dp = arena.take<T>(kChunk * kTileKeys * W);
-    rowbuf = arena.take<T>(4 * max_of(max_of(a.D, a.Dv), kTileKeys));
+    rowbuf = arena.take<T>(4 * max_of(max_of(Dp, Dvp), kTileKeys));
     result = arena.take<T>(W * Dg);
     inputs.allocate(a, arena, rowbuf);
     krow = arena.take<const In*>(kTileKeys);
@@ -163,40 +163,39 @@ struct Backward {
         qs[r] = dead ? nullptr : q.at(h, i);
         dos[r] = dead ? nullptr : dout.at(h, i);
       }
-      load_side(block, qs, q.element, a.D, qt + block.first * a.D, want.dk ? qrow + block.first * Dp : nullptr, Dp);
-      load_side(block, dos, dout.element, a.Dv, dot + block.first * a.Dv,
-                want.dv ? dorow + block.first * Dvp : nullptr, Dvp);
+      load_side(block, qs, q.element, a.D, qt + block.first * a.D, want.dk ? qrow : nullptr, T(a.scale));
+      load_side(block, dos, dout.element, a.Dv, dot + block.first * a.Dv, want.dv ? dorow : nullptr, T(1));
       const long width = block.vecs * L;
       const T scale = T(a.scale * (kinds.any() ? 1.0 : 1.442695040888963407));
       for (long x = 0; x < a.D * width; x += L) {
         T* at = qt + block.first * a.D + x;
         store(at, load(at) * scale);
       }
-      if (want.dk)
-        for (long x = 0; x < block.lanes * Dp; x += L) {
-          T* at = qrow + block.first * Dp + x;
-          store(at, load(at) * T(a.scale));
-        }
     }
     if (want.dq) std::memset(dqt, 0, size_t(plan.rows * Dg) * sizeof(T));
     if (want.slopes) std::memset(slope_sum, 0, size_t(plan.rows) * sizeof(T));
     return true;
   }
 
-  // rows transposed for the products over channels and, where wanted, as they are for the products over rows
-  void load_side(const Block& block, const In* const* rows, long stride, long n, T* transposed, T* straight, long ld) {
-    const long width = block.vecs * L;
+  // rows transposed for the products over channels and, where wanted, scaled and cut into channel panels for the products
+  // over rows
+  void load_side(const Block& block, const In* const* rows, long stride, long n, T* transposed, T* panels, T scale) {
+    const long width = block.vecs * L, padded = round_up(n, L);
     interleave(rows, block.lanes, stride, n, transposed, width, rowbuf);
     for (long r = round_up(block.lanes, 4); r < width; ++r)
       for (long x = 0; x < n; ++x) transposed[x * width + r] = 0;
-    if (!straight) return;
-    for (int r = 0; r < block.lanes; ++r) {
-      T* to = straight + r * ld;
+    if (!panels) return;
+    std::memset(rowbuf, 0, size_t(padded) * sizeof(T));
+    for (long r = 0; r < block.lanes; ++r) {
       if (rows[r])
-        widen_row(rows[r], stride, n, to);
+        widen_row(rows[r], stride, n, rowbuf);
       else
-        std::memset(to, 0, size_t(n) * sizeof(T));
-      for (long x = n; x < ld; ++x) to[x] = 0;
+        std::memset(rowbuf, 0, size_t(n) * sizeof(T));
+      for (long v = 0, take; v * L < padded; v += take) {
+        take = panel_vecs(padded / L - v);
+        T* to = panels + v * L * plan.rows + (block.first + r) * take * L;
+        for (long u = 0; u < take; ++u) store(to + u * L, load(rowbuf + (v + u) * L) * scale);
+      }
     }
   }
 
@@ -245,11 +244,11 @@ struct Backward {
       for (long k = first; k < last; ++k) clear_outside(lanes->block[k], k - first, t0, all);
       if (want.dv) {
         describe(first, last, s, blocks);
-        Blocks<T>::outer(blocks, last - first, all, dorow, Dvp, to_v, ldv);
+        Blocks<T>::outer(blocks, last - first, all, dorow, plan.rows, Dvp, to_v, ldv);
       }
       if (want.dk) {
         describe(first, last, dp, blocks);
-        Blocks<T>::outer(blocks, last - first, all, qrow, Dp, to_k, ldk);
+        Blocks<T>::outer(blocks, last - first, all, qrow, plan.rows, Dp, to_k, ldk);
       }
     }
   }

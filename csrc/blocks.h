@@ -29,8 +29,10 @@ struct Blocks {
   // o[channel][lane] += values^T p
   static void add(int vecs, const T* panels, long channels, Range range, const T* p, T* o);
 
-  // c[key][channel] += tile^T b over the rows of some blocks; channels are padded to whole vectors
-  static void outer(const OuterBlock<T>* blocks, long count, Range range, const T* b, long channels, T* c, long ldc);
+  // c[key][channel] += tile^T b over the rows of some blocks. b is cut into channel panels (panel_vecs) of `rows` rows,
+  // [panel][row][channel of the panel]; channels are padded to whole vectors
+  static void outer(const OuterBlock<T>* blocks, long count, Range range, const T* b, long rows, long channels, T* c,
+                    long ldc);
 
   static void softmax(int vecs, ScoreKinds kinds, const SoftmaxTile<T>& tile);
   static void gradient(int vecs, ScoreKinds kinds, const GradientTile<T>& tile);

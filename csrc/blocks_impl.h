@@ -46,28 +46,24 @@ void Blocks<T>::add(int vecs, const T* panels, long channels, Range range, const
   });
 }
 
-// the next run of channel vectors: full width, but never a single vector at the end (one chain of FMAs is all latency)
-constexpr long next_vecs(long left) {
-  if (left <= kMaxVecs) return left;
-  return left == kMaxVecs + 1 && kMaxVecs > 2 ? kMaxVecs - 1 : kMaxVecs;
-}
-
 template <class T>
-void Blocks<T>::outer(const OuterBlock<T>* blocks, long count, Range range, const T* b, long channels, T* c, long ldc) {
+void Blocks<T>::outer(const OuterBlock<T>* blocks, long count, Range range, const T* b, long rows, long channels, T* c,
+                      long ldc) {
   const long vecs = channels / kLanes<T>;
-  for (long j = range.begin; j < range.end; j += kPanel) {
-    for (long v = 0, take; v < vecs; v += take) {
-      take = next_vecs(vecs - v);
-      const T* from = b + v * kLanes<T>;
-      T* to = c + j * ldc + v * kLanes<T>;
-      if (take == 1) product_outer<T, 1>(blocks, count, j, from, channels, to, ldc);
-      if constexpr (kMaxVecs >= 2)
-        if (take == 2) product_outer<T, 2>(blocks, count, j, from, channels, to, ldc);
-      if constexpr (kMaxVecs >= 3)
-        if (take == 3) product_outer<T, 3>(blocks, count, j, from, channels, to, ldc);
-      if constexpr (kMaxVecs >= 4)
-        if (take == 4) product_outer<T, 4>(blocks, count, j, from, channels, to, ldc);
-    }
+  for (long v = 0, take; v < vecs; v += take) {
+    take = panel_vecs(vecs - v);
+    const T* panel = b + v * kLanes<T> * rows;
+    const auto keys = [&](auto width) {
+      for (long j = range.begin; j < range.end; j += kPanel)
+        product_outer<T, width.value>(blocks, count, j, panel, c + j * ldc + v * kLanes<T>, ldc);
+    };
+    if (take == 1) keys(Number<1>{});
+    if constexpr (kMaxVecs >= 2)
+      if (take == 2) keys(Number<2>{});
+    if constexpr (kMaxVecs >= 3)
+      if (take == 3) keys(Number<3>{});
+    if constexpr (kMaxVecs >= 4)
+      if (take == 4) keys(Number<4>{});
   }
 }
 

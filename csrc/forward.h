@@ -146,8 +146,8 @@ struct Forward {
   void prefetch(long begin, long end) const {
     for (long j = begin; j < end; ++j) {
       const char *k = reinterpret_cast<const char*>(krow[j]), *v = reinterpret_cast<const char*>(vrow[j]);
-      for (long byte = 0; byte < a.D * long(sizeof(In)); byte += 64) __builtin_prefetch(k + byte, 0, 2);
-      for (long byte = 0; byte < a.Dv * long(sizeof(In)); byte += 64) __builtin_prefetch(v + byte, 0, 2);
+      for (long byte = 0; byte < a.D * long(sizeof(In)); byte += 64) __builtin_prefetch(k + byte, 0, 3);
+      for (long byte = 0; byte < a.Dv * long(sizeof(In)); byte += 64) __builtin_prefetch(v + byte, 0, 3);
     }
   }
 

@@ -89,6 +89,13 @@ ATTN_INLINE void product_add(const T* a, const T* b, long n, T* c) {
   }
 }
 
+// vectors of the next channel panel: as wide as the micro-kernel, but never a single vector at the end where it can be
+// helped (its few chains of FMAs would be all latency)
+ATTN_INLINE long panel_vecs(long left) {
+  if (left <= kMaxVecs) return left;
+  return left == kMaxVecs + 1 && kMaxVecs > 2 ? kMaxVecs - 1 : kMaxVecs;
+}
+
 // what the rows of a chunk of blocks add to one group of keys: acc[key][channel] += sum_row tile[key][row] * b[row][channel]
 template <class T>
 struct OuterBlock {
@@ -96,13 +103,14 @@ struct OuterBlock {
   long width, lanes, first_row;
 };
 
+// b: one channel panel, [row][V * lanes]
 template <class T, int V>
-ATTN_INLINE void product_outer(const OuterBlock<T>* blocks, long count, long key, const T* b, long ldb, T* c, long ldc) {
+ATTN_INLINE void product_outer(const OuterBlock<T>* blocks, long count, long key, const T* b, T* c, long ldc) {
   Micro<T, kPanel, V, false> m;
   m.clear();
   for (long n = 0; n < count; ++n) {
     const OuterBlock<T>& each = blocks[n];
-    m.run(each.tile + key * each.width, b + each.first_row * ldb, each.lanes, each.width, ldb);
+    m.run(each.tile + key * each.width, b + each.first_row * V * kLanes<T>, each.lanes, each.width, V * kLanes<T>);
   }
   ATTN_UNROLL
   for (int r = 0; r < kPanel; ++r) {

@@ -12,8 +12,8 @@ int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 constexpr int64_t kTilesPerThread = 8;
 // keys are split where there are fewer row tiles than this
 constexpr int64_t kFewTiles = 32;
-// backward: a tile's queries and gradients stay in L2 beside the key tile
-constexpr int64_t kTileElements = 12 * 1024;
+// backward: elements of a row tile in each of its five forms
+constexpr int64_t kTileElements = 48 * 1024;
 
 int64_t sequence_at(const std::vector<int64_t>& starts, int64_t index) {
   return std::upper_bound(starts.begin(), starts.end(), index) - starts.begin() - 1;

@@ -1,6 +1,7 @@
 #include "pool.h"
 
 #include <pthread.h>
+#include <sys/mman.h>
 
 #include <algorithm>
 #include <atomic>
@@ -19,7 +20,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 constexpr auto kSignalPeriod = std::chrono::milliseconds(20);
-constexpr size_t kAlign = 64;
+constexpr size_t kAlign = 64, kHugePage = size_t(2) << 20;
 
 class Scratch {
  public:
@@ -28,8 +29,13 @@ class Scratch {
     if (bytes > size_) {
       std::free(data_);
       size_ = 0;
-      data_ = static_cast<char*>(std::aligned_alloc(kAlign, (bytes + kAlign - 1) / kAlign * kAlign));
+      // whole huge pages where the system has them: a tile's scratch spans more pages than the first TLB holds
+      const size_t unit = bytes >= kHugePage / 4 ? kHugePage : kAlign, rounded = (bytes + unit - 1) / unit * unit;
+      data_ = static_cast<char*>(std::aligned_alloc(unit, rounded));
       if (!data_) throw std::bad_alloc();
+#ifdef MADV_HUGEPAGE
+      if (unit == kHugePage) madvise(data_, rounded, MADV_HUGEPAGE);
+#endif
       size_ = bytes;
     }
     return data_;

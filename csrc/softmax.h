@@ -58,7 +58,7 @@ template <class T, int V, class S, bool kMasked>
 void softmax_tile(const SoftmaxTile<T>& given) {
   const SoftmaxTile<T> t = given;  // a local copy: stores through vector types may alias what they are read from
   constexpr int L = kLanes<T>, W = V * L;
-  Vec<T> top[V], shift[V], sum[V];
+  Vec<T> top[V], shift[V];
   ATTN_UNROLL
   for (int v = 0; v < V; ++v) top[v] = load(t.m + v * L);
   logits_and_max<T, V, S, kMasked>(t, top);
@@ -67,23 +67,24 @@ void softmax_tile(const SoftmaxTile<T>& given) {
     shift[v] = select<T>(top[v] == -infinity<T>(), Vec<T>{}, top[v]);
     store(t.alpha + v * L, exp2<T>(load(t.m + v * L) - shift[v]));
     store(t.m + v * L, top[v]);
-    sum[v] = Vec<T>{};
-  }
-  for (long j = t.begin; j < t.end; ++j) {
-    T* row = t.s + j * W;
-    Vec<T> p[V];
-    ATTN_UNROLL
-    for (int v = 0; v < V; ++v) p[v] = load(row + v * L) - shift[v];
-    exp2_each<T, V>(p);
-    ATTN_UNROLL
-    for (int v = 0; v < V; ++v) {
-      sum[v] = sum[v] + p[v];
-      store(row + v * L, p[v]);
-    }
   }
   ATTN_UNROLL
-  for (int v = 0; v < V; ++v)
-    store(t.l + v * L, fma<T>(load(t.l + v * L), load(t.alpha + v * L), sum[v]));
+  for (int v = 0; v < V; ++v) {
+    // one column of vectors at a time, four keys together: all of it stays in registers
+    const Vec<T> point = shift[v];
+    Vec<T> sum{};
+    for (long j = t.begin; j < t.end; j += 4) {
+      T* at = t.s + j * W + v * L;
+      Vec<T> p[4];
+      ATTN_UNROLL
+      for (int n = 0; n < 4; ++n) p[n] = load(at + n * W) - point;
+      exp2_each<T, 4>(p);
+      ATTN_UNROLL
+      for (int n = 0; n < 4; ++n) store(at + n * W, p[n]);
+      sum = sum + ((p[0] + p[1]) + (p[2] + p[3]));
+    }
+    store(t.l + v * L, fma<T>(load(t.l + v * L), load(t.alpha + v * L), sum));
+  }
   if (t.factor)
     for (long x = t.begin * W; x < t.end * W; x += L) store(t.s + x, load(t.s + x) * load(t.factor + x));
 }
