@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from operator import index
 from typing import Any, Protocol
 
 import numpy as np
@@ -36,6 +37,11 @@ SKIP, EDGE, FULL = 0, 1, 2
 class Term(Protocol):
     """An explicit interval per query row of sequence ``b``."""
 
+    @property
+    def batch(self) -> int:
+        """For how many sequences it was built; 1 fits any number."""
+        ...
+
     def bounds(self, i: Int, m: int, n: int, b: int) -> tuple[Int, Int]:
         """``(lo, hi)``, int64 [len(i)], for query rows ``i`` of ``m`` and ``n`` keys."""
         ...
@@ -50,6 +56,11 @@ class Prefix:
     """Causal, except that the first ``lengths[b]`` keys are seen by every query."""
 
     lengths: tuple[int, ...]
+
+    @property
+    def batch(self) -> int:
+        """See ``Term.batch``."""
+        return len(self.lengths)
 
     def bounds(self, i: Int, m: int, n: int, b: int) -> tuple[Int, Int]:
         """See ``Term.bounds``."""
@@ -70,9 +81,19 @@ class Explicit:
     hi: Int
     keys: int
 
+    @property
+    def batch(self) -> int:
+        """See ``Term.batch``."""
+        return 1 if self.lo.ndim == 1 else len(self.lo)
+
     def bounds(self, i: Int, m: int, n: int, b: int) -> tuple[Int, Int]:
         """See ``Term.bounds``."""
         lo, hi = (x if x.ndim == 1 else x[b if len(x) > 1 else 0] for x in (self.lo, self.hi))
+        if m > len(lo) or n > self.keys:
+            made = (len(lo), self.keys)
+            raise ShapeError(
+                expected("mask", f"a mask made for lengths of {(m, n)} or more", f"one for {made}")
+            )
         return lo[i], hi[i]
 
     def check(self, batch: int, m: int | None, n: int | None) -> None:
@@ -102,6 +123,9 @@ class Mask:
     terms: tuple[Term, ...] = ()
     keep: tuple[Any, ...] = field(default=())
 
+    # an array on the left of & would otherwise take the mask apart, element by element
+    __array_ufunc__ = None
+
     def __and__(self, other: Any) -> Mask:
         """Both restrictions apply; the other side may be a boolean tensor."""
         other = as_mask(other)
@@ -122,13 +146,22 @@ class Mask:
         for term in self.terms:
             term_lo, term_hi = term.bounds(i, m, n, b)
             lo, hi = np.maximum(lo, term_lo), np.minimum(hi, term_hi)
+        lo = np.minimum(lo, n)
         return lo, np.maximum(np.minimum(hi, n), lo)
+
+    @property
+    def batch(self) -> int:
+        """For how many sequences the terms differ; 1 if all sequences share them."""
+        return max((term.batch for term in self.terms), default=1)
 
     def rows(self, start: int, stop: int, m: int, n: int) -> Mask:
         """The mask of query rows ``start:stop`` alone, for calls that are split along queries."""
-        lo, hi = self.bounds(m, n)
+        if not 0 <= start <= stop <= m:
+            raise ShapeError(expected("rows", f"a range within the {m} queries", f"{start}:{stop}"))
+        pairs = [self.bounds(m, n, b) for b in range(self.batch)]
+        lo, hi = (np.stack(side)[:, start:stop] for side in zip(*pairs, strict=True))
         keep = tuple(x if x.shape[-2] == 1 else x[..., start:stop, :] for x in self.keep)
-        return Mask(terms=(Explicit(lo[start:stop], hi[start:stop], n),), keep=keep)
+        return Mask(terms=(Explicit(lo, hi, n),), keep=keep)
 
     def pairs(self, m: int, n: int, b: int = 0) -> int:
         """How many (query, key) pairs the intervals allow; predicates are not counted."""
@@ -177,6 +210,35 @@ def band(i: Int, m: int, n: int, *, left: int, right: int, top_left: bool) -> tu
     return lo, np.maximum(hi, lo)
 
 
+def explicit_bounds(terms: tuple[Any, ...], b: Any, i: Any, m: Any, n: Any) -> Any:
+    """Intervals of explicit terms for query rows that torch counts: nothing is read on the host.
+
+    Args:
+        terms: ``Prefix`` and ``Explicit``; the intervals of the latter may be tensors.
+        b: sequence of each row, int64 [...].
+        i: position of each row in its sequence, int64 [...].
+        m: queries of its sequence, int or int64 [...].
+        n: keys of its sequence, int or int64 [...].
+
+    Returns:
+        int32 [..., 2] on the device of ``i``.
+    """
+    import torch
+
+    lo, hi = torch.zeros_like(i), torch.full_like(i, BIG)
+    for term in terms:
+        if isinstance(term, Prefix):
+            lengths = torch.tensor(term.lengths, device=i.device)
+            hi = torch.minimum(
+                hi, torch.maximum(i + (n - m + 1), lengths[b if len(term.lengths) > 1 else b * 0])
+            )
+            continue
+        given = (torch.as_tensor(x, device=i.device) for x in (term.lo, term.hi))
+        term_lo, term_hi = (x[i] if x.ndim == 1 else x[b if x.shape[0] > 1 else b * 0, i] for x in given)
+        lo, hi = torch.maximum(lo, term_lo), torch.minimum(hi, term_hi)
+    return torch.stack((lo, hi), dim=-1).to(torch.int32)
+
+
 def classify(lo: Int, hi: Int, n: int, block_m: int, block_n: int) -> npt.NDArray[np.int8]:
     """Tile classes from intervals; rows and keys past the end do not make a tile an edge."""
     starts = np.arange(0, n, block_n)
@@ -202,18 +264,23 @@ def causal(*, align: str = "bottom_right") -> Mask:
 
 def window(left: int, right: int) -> Mask:
     """Inclusive on both sides of ``i + N - M``; -1 is unbounded. "W tokens" of a model config is ``(W - 1, 0)``."""
-    for side in (left, right):
-        if isinstance(side, bool) or not hasattr(type(side), "__index__"):
-            raise DtypeError(expected("window", "two integers", repr((left, right))))
-        if side < -1:
-            raise ShapeError(expected("window", "sides of -1 (unbounded) or more", (left, right)))
+    if any(isinstance(side, bool) or not hasattr(type(side), "__index__") for side in (left, right)):
+        raise DtypeError(expected("window", "two integers", repr((left, right))))
+    left, right = index(left), index(right)
+    if min(left, right) < -1:
+        raise ShapeError(expected("window", "sides of -1 (unbounded) or more", (left, right)))
     return Mask(left=BIG if left == -1 else min(left, BIG), right=BIG if right == -1 else min(right, BIG))
 
 
 def prefix(length: int | Sequence[int]) -> Mask:
     """Causal, but the first ``length`` keys (one number, or one per sequence) are seen by every query."""
-    lengths = (length,) if isinstance(length, int) else tuple(int(x) for x in length)
-    if any(x < 0 for x in lengths):
+    given: Any = length
+    one = hasattr(type(given), "__index__") and not getattr(given, "ndim", 0)  # arrays have __index__ too
+    try:
+        lengths = tuple(index(x) for x in ((given,) if one else given))
+    except TypeError:
+        raise DtypeError(expected("prefix", "an integer, or one per sequence", repr(length))) from None
+    if not lengths or min(lengths) < 0:
         raise ShapeError(expected("prefix", "lengths of 0 or more", lengths))
     return Mask(terms=(Prefix(lengths),))
 

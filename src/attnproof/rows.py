@@ -53,10 +53,12 @@ class Sequence:
             return x[head, self.k_start + start : self.k_start + stop]
         if self.problem.rows != "paged":
             return x[self.b, head, start:stop]
+        if start == stop:
+            return np.zeros((0, x.shape[-1]), x.dtype)
         page = self.problem.page
         table = self.tensors.block_table[self.b]
         first = start // page
-        parts = [x[table[slot], head] for slot in range(first, -(-stop // page))]
+        parts = [x[table[slot], head] for slot in range(first, -(-stop // page))] or [x[:0, head, 0]]
         return np.concatenate(parts)[start - first * page : stop - first * page]
 
     def bounds(self) -> tuple[Array, Array]:

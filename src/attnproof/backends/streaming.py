@@ -86,13 +86,15 @@ class Head:
 
     def load_rows(self, x: Array, rows: tuple[int, int]) -> Array:
         """A query-side tile [rows, width], widened."""
-        tile = self.seq.queries(x)[self.h, slice(*rows)]
-        return widen(tile, self.problem.dtype, compute_dtype(self.problem.dtype))
+        return self._load(self.seq.queries(x)[self.h, slice(*rows)])
 
     def load_keys(self, x: Array, cols: tuple[int, int]) -> Array:
         """A key-side tile [cols, width], widened."""
-        tile = self.seq.keys(x, self.h // self.problem.G, *cols)
-        return widen(tile, self.problem.dtype, compute_dtype(self.problem.dtype))
+        return self._load(self.seq.keys(x, self.h // self.problem.G, *cols))
+
+    def _load(self, tile: Array) -> Array:
+        """Contiguous, because BLAS sums in another order for other strides: a view must not change a bit."""
+        return np.ascontiguousarray(widen(tile, self.problem.dtype, compute_dtype(self.problem.dtype)))
 
     def logits(
         self, scaled_q: Array, k: Array, rows: tuple[int, int], cols: tuple[int, int], edge: bool
@@ -150,11 +152,13 @@ def visits(head: Head, order: Order, block_m: int, block_n: int) -> Iterator[Vis
     """The tiles that hold an allowed pair, in loop order; skipped tiles cost nothing."""
     m, n = head.seq.m, head.seq.n
     kinds = classify(head.lo, head.hi, n, block_m, block_n)
-    for pair in np.argwhere((kinds if order == "queries" else kinds.T) != SKIP).tolist():
-        row, col = pair if order == "queries" else reversed(pair)
-        rows = (row * block_m, min((row + 1) * block_m, m))
-        cols = (col * block_n, min((col + 1) * block_n, n))
-        yield Visit(rows, cols, bool(kinds[row, col] != FULL))
+    # one line of tiles at a time: a list of all of them would grow with M N
+    for outer, line in enumerate(kinds if order == "queries" else kinds.T):
+        for inner in np.flatnonzero(line != SKIP).tolist():
+            row, col = (outer, inner) if order == "queries" else (inner, outer)
+            rows = (row * block_m, min((row + 1) * block_m, m))
+            cols = (col * block_n, min((col + 1) * block_n, n))
+            yield Visit(rows, cols, bool(kinds[row, col] != FULL))
 
 
 def forward(
@@ -190,6 +194,7 @@ def _queries_outer(
 ) -> None:
     """One query tile's state at a time: what the compiled kernels do."""
     state, current = None, (0, 0)
+    q: Any = None
     for rows, cols, edge in visits(head, "queries", block_m, block_n):
         if state is None or rows != current:
             if state is not None:
@@ -210,7 +215,10 @@ def _keys_outer(head: Head, out: Array, lse: Array, block_m: int, block_n: int, 
         part = State(*(x[slice(*visit.rows)] for x in whole))
         q = head.load_rows(head.seq.tensors.q, visit.rows) * part.m.dtype.type(head.problem.scale)
         _absorb(head, part, q, visit, trace)
-    _store(head, whole, (0, head.seq.m), out, lse)
+    # a block of rows at a time: finalize makes a copy, and one of every row would be half as much again
+    for first in range(0, head.seq.m, block_m):
+        rows = (first, min(first + block_m, head.seq.m))
+        _store(head, State(*(x[slice(*rows)] for x in whole)), rows, out, lse)
 
 
 def _start(head: Head, rows: tuple[int, int]) -> State:
@@ -284,7 +292,7 @@ class _Sums(NamedTuple):
 
     @classmethod
     def zeros(cls, problem: Problem, tensors: Tensors, needs: frozenset[str]) -> _Sums:
-        shapes = {
+        shapes: dict[str, Any] = {
             "q": tensors.q.shape,
             "k": tensors.k.shape,
             "v": tensors.v.shape,
@@ -310,9 +318,7 @@ def _delta(head: Head, out: Array, lse: Array, dout: Array, dlse: Array | None) 
     return delta - np.where(dead, 0, head.seq.queries(dlse)[head.h])
 
 
-def _backward_tile(
-    head: Head, visit: Visit, sums: _Sums, dout: Array, delta: Array, log_sum: Array
-) -> None:
+def _backward_tile(head: Head, visit: Visit, sums: _Sums, dout: Array, delta: Array, log_sum: Array) -> None:
     """Rebuild p of one tile from lse and add what it contributes to every gradient that is needed."""
     rows, cols, edge = visit
     problem, tensors, g = head.problem, head.seq.tensors, head.h // head.problem.G

@@ -1,0 +1,55 @@
+# Two commands matter: `make verify` (the main job) and `make test` (everything a change must pass).
+# Both create .venv on first use and are safe to run again; nothing outside this folder is written.
+#   PYTHON=python3.12     another interpreter (3.10 or newer)
+#   TORCH='torch==2.12.0' another torch; an empty value keeps the one that .venv already has
+#   PYTEST='tests/unit'   only these tests (the coverage bar is then not applied)
+SHELL := /bin/bash
+PYTHON ?= python3
+TORCH ?= torch==2.13.0
+VENV ?= .venv
+PYTEST ?=
+BIN := $(VENV)/bin
+NATIVE := $(wildcard CMakeLists.txt) $(shell find csrc -type f 2>/dev/null)
+export PYTHON TORCH VENV
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
+# the theme prints an advertisement about its own future otherwise
+export NO_MKDOCS_2_WARNING := 1
+
+.PHONY: help verify test lint docs unit gpu changelog clean
+.DELETE_ON_ERROR:
+
+help:
+	@sed -n '/^[a-z]*:.*##/s/:.*##/\t/p' $(firstword $(MAKEFILE_LIST)) | expand -t 12
+
+$(VENV)/.ready-%: pyproject.toml tools/environment.sh $(NATIVE)
+	tools/environment.sh $*
+	touch $@
+
+verify: $(VENV)/.ready-run ## environment, install, the named cases and the real model; says where the report is
+	$(BIN)/attnproof verify --quick
+	$(BIN)/attnproof verify --real
+
+test: lint docs unit ## environment, install, linters, documentation, all tests, coverage
+
+lint: $(VENV)/.ready-test ## ruff, pyright, codespell
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright --pythonpath $(BIN)/python
+	$(BIN)/codespell
+
+docs: $(VENV)/.ready-test ## the documentation site, every warning an error
+	$(BIN)/mkdocs build --strict --quiet --site-dir site
+
+unit: $(VENV)/.ready-test ## pytest; with the coverage bar unless PYTEST selects tests
+	$(BIN)/python -m pytest $(PYTEST) $(if $(PYTEST),,--cov --cov-report=json:.coverage.json)
+	$(if $(PYTEST),,$(BIN)/python tools/coverage_bar.py .coverage.json)
+
+gpu: ## on a machine with CUDA or ROCm and torch installed: device tests and measurements, records under results/
+	$(PYTHON) tools/gpu.py
+
+changelog: $(VENV)/.ready-test ## what the next release's notes would say
+	$(BIN)/towncrier build --draft --version next
+
+clean: ## remove what these commands made
+	rm -rf $(VENV) build site .coverage .coverage.json .pytest_cache .ruff_cache .hypothesis

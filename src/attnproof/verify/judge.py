@@ -1,0 +1,332 @@
+"""Compare what a candidate returned with the oracle's answer.
+
+Every check is written as "holds if value <= limit", so a NaN never passes. Maximum and root mean square errors are
+always reported; they decide nothing, because a limit on them that good kernels keep lets broken ones through.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import isfinite, sqrt
+from typing import Any
+
+import numpy as np
+
+from attnproof.verify.dtypes import DTYPES, Array
+from attnproof.verify.numerics import (
+    SINGLE_CONTROL,
+    SINGLE_SLOP,
+    Numerics,
+    hard_bound,
+    limits,
+    lse_bound,
+    row_limits,
+    variance,
+)
+from attnproof.verify.oracle import Answer, Terms
+
+CLASSIC_MAX, CLASSIC_RMS = 1e-2, 1e-3  # the thresholds of the source documents, a second opinion only
+
+
+@dataclass(frozen=True)
+class Check:
+    """One comparison of a number with its limit."""
+
+    name: str
+    value: float
+    limit: float
+    why: str = ""
+
+    @property
+    def ok(self) -> bool:
+        """True only for a number that is there and within the limit."""
+        return self.value <= self.limit
+
+
+@dataclass(frozen=True)
+class Worst:
+    """The element furthest outside its bound."""
+
+    index: tuple[int, ...]
+    got: float
+    expected: float
+    bound: float
+
+
+@dataclass
+class TensorReport:
+    """Numbers and checks of one tensor."""
+
+    tensor: str
+    max_abs: float
+    rms: float
+    rel: float
+    checks: list[Check]
+    z_rms: float | None = None
+    z_max: float | None = None
+    bound_used: float = 0.0  # largest |error| / hard bound
+    bound: float = 0.0  # the hard bound where the error is largest
+    worst: Worst | None = None
+    failing: Array | None = field(default=None, repr=False)  # bool per element
+
+    @property
+    def ok(self) -> bool:
+        """All checks hold."""
+        return all(check.ok for check in self.checks)
+
+    @property
+    def classic_ok(self) -> bool:
+        """What max abs <= 1e-2 and RMS <= 1e-3 would have said."""
+        return self.max_abs <= CLASSIC_MAX and self.rms <= CLASSIC_RMS
+
+    def failures(self) -> list[Check]:
+        """The checks that do not hold."""
+        return [check for check in self.checks if not check.ok]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What the limits of a case depend on."""
+
+    dtype: str
+    kind: Numerics
+    statistical: bool
+    gaussian: bool = False
+    only_invariants: bool = False
+
+
+def judge(
+    outputs: dict[str, Array],
+    answer: Answer,
+    setting: Setting,
+    control: Answer | None = None,
+    stored: dict[str, str] | None = None,
+) -> list[TensorReport]:
+    """Reports for each tensor that the candidate returned; `stored` names dtypes that differ from that of q."""
+    reports: list[TensorReport] = []
+    for name, terms in answer.tensors.items():
+        if name not in outputs:
+            continue
+        base = None if control is None else control.tensors[name]
+        dtype = (stored or {}).get(name, setting.dtype)
+        reports.append(judge_tensor(name, outputs[name], terms, answer, setting, base, dtype))
+    if "lse" in outputs:
+        reports.append(judge_lse(outputs["lse"], answer, setting))
+    return reports
+
+
+def judge_tensor(
+    name: str, got: Array, terms: Terms, answer: Answer, setting: Setting, control: Terms | None, stored: str
+) -> TensorReport:
+    """One tensor against its terms."""
+    reference = np.asarray(terms.value)
+    if got.shape != reference.shape:
+        return _misshapen(name, got, reference)
+    scorable = np.isfinite(reference)
+    lost = _non_finite(got, scorable)
+    with np.errstate(invalid="ignore", over="ignore"):
+        error = np.where(scorable & np.isfinite(got), got - reference, 0.0)
+    bound = np.where(scorable, hard_bound(terms, setting.dtype, setting.kind, stored), np.inf)
+    used = _ratio(np.abs(error), bound)
+    size = float(np.sqrt(np.mean(reference[scorable] ** 2))) if scorable.any() else 0.0
+    report = _summary(name, error, size, int(lost.sum()))
+    report.failing = lost.copy()
+    report.checks.append(
+        Check("non-finite", float(lost.sum()), 0.0, "finite exactly where the exact answer is")
+    )
+    report.checks.append(_exact_zeros(name, got, terms, answer, report))
+    if setting.only_invariants:
+        report.checks.append(_in_hull(name, got, answer, setting))
+        return report
+    if error.size:
+        _hard(report, got, reference, error, bound, used)
+        _statistics(report, error, terms, setting, stored, control, scorable & ~lost)
+    return report
+
+
+def _misshapen(name: str, got: Array, reference: Array) -> TensorReport:
+    why = f"expected shape {tuple(reference.shape)}, got {tuple(got.shape)}"
+    return TensorReport(name, float("nan"), float("nan"), float("nan"), [Check("shape", 1.0, 0.0, why)])
+
+
+def _non_finite(got: Array, scorable: Array) -> Array:
+    """Elements that are finite where they must not be, or the other way round."""
+    return np.isfinite(got) != scorable
+
+
+def _summary(name: str, error: Array, size: float, lost: int) -> TensorReport:
+    if error.size == 0:
+        return TensorReport(name, 0.0, 0.0, 0.0, [])
+    rms = float(np.sqrt(np.mean(error**2)))
+    largest = float(np.max(np.abs(error)))
+    if lost:
+        rms = largest = float("inf")
+    return TensorReport(name, largest, rms, rms / size if size else 0.0, [])
+
+
+def _exact_zeros(name: str, got: Array, terms: Terms, answer: Answer, report: TensorReport) -> Check:
+    """Rows without a key, keys that no query sees: exactly 0, in every precision."""
+    zero = _untouched(terms)
+    if name == "out" and answer.dead.shape == zero.shape[:-1]:
+        zero = zero | answer.dead[..., None]
+    with np.errstate(invalid="ignore"):
+        wrong = zero & ~(got == 0)
+    if report.failing is not None:
+        report.failing |= wrong
+    return Check("exact zeros", float(wrong.sum()), 0.0, "rows without a key and keys without a query give 0")
+
+
+def _untouched(terms: Terms) -> Array:
+    """Elements that no weight reaches: not small, but exactly zero."""
+    parts = (terms.value, terms.linear, terms.slop, terms.reach)
+    return np.logical_and.reduce([np.asarray(part) == 0 for part in parts])
+
+
+def _in_hull(name: str, got: Array, answer: Answer, setting: Setting) -> Check:
+    """Where no fp32 logit means anything: still an average of the values."""
+    if name != "out" or answer.hull is None or got.size == 0:
+        return Check("hull", 0.0, 0.0)
+    low, high = answer.hull
+    room = 4 * DTYPES[setting.dtype].unit * np.maximum(np.abs(low), np.abs(high))
+    outside = ~((got >= np.minimum(low, 0) - room) & (got <= np.maximum(high, 0) + room))
+    return Check("hull", float(outside.sum()), 0.0, "an output is an average of values")
+
+
+def _ratio(error: Array, bound: Array) -> Array:
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.where(error == 0, 0.0, error / bound)
+
+
+def _hard(
+    report: TensorReport, got: Array, reference: Array, error: Array, bound: Array, used: Array
+) -> None:
+    report.bound_used = float(np.max(used))
+    if report.failing is not None:
+        report.failing |= used > 1
+        where = np.argmax(np.where(report.failing, np.where(np.isfinite(got), 1.0 + used, np.inf), used))
+    else:
+        where = np.argmax(used)
+    index = tuple(int(axis) for axis in np.unravel_index(int(where), used.shape))
+    report.worst = Worst(index, float(got[index]), float(reference[index]), float(bound[index]))
+    report.bound = float(bound[np.unravel_index(int(np.argmax(np.abs(error))), error.shape)])
+    why = "worst case of every rounding that the class allows"
+    report.checks.append(Check("hard bound", report.bound_used, 1.0, why))
+
+
+def _statistics(
+    report: TensorReport,
+    error: Array,
+    terms: Terms,
+    setting: Setting,
+    stored: str,
+    control: Terms | None,
+    valid: Array,
+) -> None:
+    if setting.dtype in ("float32", "float64"):
+        _single(report, error, terms, setting, control)
+        return
+    spread = np.sqrt(variance(terms, setting.dtype, setting.kind, stored))
+    alive = valid & (spread > 0) & ~_untouched(terms)
+    if not alive.any():
+        return
+    z = np.where(alive, error / np.where(spread > 0, spread, 1.0), 0.0)
+    n = int(alive.sum())
+    report.z_rms = float(sqrt(float((z**2).sum()) / n))
+    report.z_max = float(np.abs(z).max())
+    if not setting.statistical:
+        return
+    bound = limits(setting.kind, report.tensor, n)
+    report.checks.append(Check("z rms", report.z_rms, bound.z_rms, "error over its model, root mean square"))
+    report.checks.append(Check("z max", report.z_max, bound.z_max, "error over its model, largest"))
+    if report.failing is not None:
+        report.failing |= np.abs(z) > bound.z_max
+    _row_check(report, z, alive, setting.kind)
+    if setting.gaussian and report.tensor == "out" and n >= 4096:
+        lean = float((z * np.sign(np.asarray(terms.value))).sum() / n * sqrt(n))
+        report.checks.append(Check("bias", abs(lean), bound.bias, "roundings must not all lean one way"))
+
+
+def _row_check(report: TensorReport, z: Array, alive: Array, kind: Numerics) -> None:
+    if z.ndim < 2:
+        return
+    counts = alive.sum(-1)
+    rows = np.sqrt((z**2).sum(-1) / np.maximum(counts, 1))
+    limit = row_limits(kind, report.tensor, counts)
+    excess = np.where(counts >= 8, rows / limit, 0.0)
+    worst = np.unravel_index(int(np.argmax(excess)), excess.shape)
+    report.checks.append(
+        Check(
+            "row z", float(rows[worst]) if excess[worst] else 0.0, float(limit[worst]), "the worst single row"
+        )
+    )
+    if report.failing is not None:
+        over = excess > 1
+        report.failing |= over[..., None] & (np.abs(z) > limit[..., None])
+
+
+def _single(
+    report: TensorReport, error: Array, terms: Terms, setting: Setting, control: Terms | None
+) -> None:
+    """fp32 and fp64: root mean square against the logits' noise and against a plain evaluation."""
+    unit = DTYPES[setting.dtype].unit
+    allowed = SINGLE_SLOP * unit * float(np.sqrt(np.mean(np.asarray(terms.slop) ** 2)))
+    floor = float(np.sqrt(np.mean(np.asarray(terms.floor))))
+    why = "root mean square error against what 2^-24 in each logit does"
+    if not setting.statistical:
+        return
+    report.checks.append(Check("rms", report.rms, allowed + floor, why))
+    if control is None or setting.dtype != "float32" or error.size < 256:
+        return
+    value = np.asarray(terms.value)
+    plain = float(np.sqrt(np.mean((np.asarray(control.value, np.float64) - value) ** 2)))
+    limit = SINGLE_CONTROL * plain + unit * float(np.sqrt(np.mean(value**2))) + floor
+    report.checks.append(
+        Check("rms/eager", report.rms, limit, "at most 4 x the error of a plain fp32 evaluation")
+    )
+
+
+def judge_lse(got: Array, answer: Answer, setting: Setting) -> TensorReport:
+    """The lse: the sharpest sensor, because it is fp32 whatever the input dtype."""
+    reference = np.asarray(answer.lse)
+    if got.shape != reference.shape:
+        return _misshapen("lse", got, reference)
+    finite = np.isfinite(reference)
+    with np.errstate(invalid="ignore"):
+        same = np.where(np.isnan(reference), ~np.isfinite(got), got == reference)
+        wrong = np.where(finite, ~np.isfinite(got), ~same)
+        error = np.where(finite & np.isfinite(got), got - reference, 0.0)
+    size = float(np.sqrt(np.mean(reference[finite] ** 2))) if finite.any() else 0.0
+    report = _summary("lse", error, size, int(wrong.sum()))
+    bound = lse_bound(reference, np.asarray(answer.lse_slop), setting.dtype, setting.kind)
+    used = _ratio(np.abs(error), bound)
+    report.failing = wrong | (used > 1)
+    report.checks.append(Check("non-finite", float(wrong.sum()), 0.0, "-inf exactly for rows without a key"))
+    if setting.only_invariants or error.size == 0:
+        return report
+    report.bound_used = float(used.max())
+    where = np.unravel_index(int(np.argmax(np.where(wrong, np.inf, used))), used.shape)
+    index = tuple(int(axis) for axis in where)
+    report.worst = Worst(index, float(got[index]), float(reference[index]), float(bound[index]))
+    report.bound = float(bound[index])
+    report.checks.append(
+        Check("lse bound", report.bound_used, 1.0, "8 units of fp32 of the terms of the sum")
+    )
+    return report
+
+
+def scorable(answer: Answer, dtype: str) -> bool:
+    """Whether logits mean anything in fp32: beyond this only invariants can be asked for."""
+    unit = DTYPES[dtype].compute
+    return isfinite(answer.condition) and unit * answer.condition < 1e-2
+
+
+def setting_for(case: Any, answer: Answer, kind: Numerics) -> Setting:
+    """The setting of a case under a numerics class."""
+    from attnproof.cases import GAUSSIAN
+
+    unit, compute = DTYPES[case.dtype].unit, DTYPES[case.dtype].compute
+    # beyond this the noise of the fp32 logits outweighs the roundings that z counts
+    quiet = case.dtype in ("float32", "float64") or compute * answer.condition < unit / 8
+    # equal weights and repeated factors round alike, so their errors do lean one way
+    gaussian = case.generator in GAUSSIAN and case.scale is None and not case.dropout_p
+    return Setting(case.dtype, kind, case.statistical and quiet, gaussian, not scorable(answer, case.dtype))
