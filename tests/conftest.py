@@ -1,7 +1,8 @@
 """What every test runs under: unwritten memory is NaN, and warnings are errors (pyproject.toml).
 
-A kernel that forgets to store a row returns whatever the allocator left there, which is often a plausible old result. So every
-`empty` that a module of the package calls is filled: NaN for floats (and for bfloat16 bits in uint16), the least value for integers.
+A kernel that forgets to store a row returns whatever the allocator left there, which is often a plausible old result.
+So every `empty` that a module of the package calls is filled: NaN for floats (and for bfloat16 bits in uint16), the
+least value for integers.
 """
 
 from __future__ import annotations

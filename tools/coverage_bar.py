@@ -18,7 +18,9 @@ def main(report: str) -> int:
     lines = 100 * totals["covered_lines"] / totals["num_statements"]
     branches = 100 * totals["covered_branches"] / max(totals["num_branches"], 1)
     verdict = "ok" if lines >= LINE_BAR else f"below the bar of {LINE_BAR:.0f}%"
-    print(f"coverage: {lines:.1f}% of {totals['num_statements']} lines ({verdict}), {branches:.1f}% of branches")
+    print(
+        f"coverage: {lines:.1f}% of {totals['num_statements']} lines ({verdict}), {branches:.1f}% of branches"
+    )
     return 0 if lines >= LINE_BAR else 1
 
 

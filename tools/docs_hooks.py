@@ -11,7 +11,7 @@ from latex2mathml.converter import convert
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\\([(\[])(.*?)\\[)\]]</\1>', re.DOTALL)
 
 
-def on_page_content(page: str, **_: Any) -> str:
+def on_page_content(content: str, /, **_: Any) -> str:
     """Replace what pymdownx.arithmatex marked."""
 
     def mathml(match: re.Match[str]) -> str:
@@ -19,4 +19,4 @@ def on_page_content(page: str, **_: Any) -> str:
         block = bracket == "["
         return f"<{tag}>{convert(html.unescape(formula), display='block' if block else 'inline')}</{tag}>"
 
-    return FORMULA.sub(mathml, page)
+    return FORMULA.sub(mathml, content)

@@ -40,7 +40,7 @@ if ! "$VENV/bin/python" -m pip --version >/dev/null 2>&1; then
   rm -rf "$VENV"
   "$PYTHON" -m venv "$VENV"
 fi
-pip() { "$VENV/bin/python" -m pip install --quiet "$@"; }
+pip() { "$VENV/bin/python" -m pip install -qq "$@"; }
 
 # torch first and by name: everything after it then finds its need met and cannot pull another one
 if [ -n "$TORCH" ]; then

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import dispatch
+from . import cache, checks, dispatch
 from .arrays import is_torch, transpose
-from .cache import append
+from .backends import Backend
 from .dispatch import Explanation
 from .errors import DtypeError, Unsupported
 from .problem import GRADIENTS, Bound, Grads, Options, bind, bind_decode, bind_varlen
@@ -223,13 +223,24 @@ def attention_decode(
     options = Options(**_options(locals()))
     if _wants_grad(q, k_cache, v_cache, k_new, v_new, bias, alibi_slopes, sink):
         raise Unsupported("attention_decode", "no gradient through a cache written in place; use attention()")
-    lengths = append(k_cache, v_cache, cache_seqlens, k_new, v_new, block_table, layout)
-    bound = bind_decode(q, k_cache, v_cache, lengths, block_table, options, num_splits)
-    return _run(bound, backend)[0]
+    append = cache.plan(k_cache, v_cache, cache_seqlens, k_new, v_new, block_table, layout)
+    bound = bind_decode(q, k_cache, v_cache, append.after, block_table, options, num_splits)
+    chosen = dispatch.choose(bound.problem, backend)
+    append.write()
+    return _run(bound, chosen)[0]
 
 
 def attention_backward(
-    q: Any, k: Any, v: Any, out: Any, lse: Any, dout: Any, *, dlse: Any = None, needs: Any = GRADIENTS, **options: Any
+    q: Any,
+    k: Any,
+    v: Any,
+    out: Any,
+    lse: Any,
+    dout: Any,
+    *,
+    dlse: Any = None,
+    needs: Any = GRADIENTS,
+    **options: Any,
 ) -> Grads:
     """Gradients without torch: the backward of ``attention_with_lse`` for NumPy arrays.
 
@@ -239,21 +250,25 @@ def attention_backward(
         dout: gradient of out, same shape; any strides.
         dlse: gradient of lse, or None.
         needs: which gradients to compute, names out of ``problem.GRADIENTS``.
+        options: those of the forward call; with dropout the seed must be among them.
 
     Returns:
         ``Grads``; those not asked for, or whose input was not given, are None. dalibi is [B, H].
     """
     if is_torch(q):
-        raise DtypeError("q: expected NumPy arrays, got torch tensors (their gradients come from .backward())")
-    name = options.pop("backend", "auto")
-    problem, tensors = bind(q, k, v, Options(**options))
-    given = frozenset(at for at in needs if getattr(tensors, at) is not None)
-    packed = [transpose(x, 1, 2) if problem.layout == "bmhd" else x for x in (out, dout)]
-    chosen = dispatch.choose(problem, name)
-    grads = dispatch.backward(chosen, problem, tensors, packed[0], lse, packed[1], dlse, given)
+        raise DtypeError(
+            "q: expected NumPy arrays, got torch tensors (their gradients come from .backward())"
+        )
+    given = Options(**options)
+    problem, tensors = bind(q, k, v, given)
+    wanted = checks.backward(problem, needs, given.seed, q, out=out, dout=dout, lse=lse, dlse=dlse)
+    asked = frozenset(at for at in wanted if getattr(tensors, at) is not None)
+    rows = [transpose(x, 1, 2) if problem.layout == "bmhd" else x for x in (out, dout)]
+    chosen = dispatch.choose(problem, given.backend)
+    grads = dispatch.backward(chosen, problem, tensors, rows[0], lse, rows[1], dlse, asked)
     if problem.layout == "bmhd":
-        rows = (None if x is None else transpose(x, 1, 2) for x in grads[:3])
-        return Grads(*rows, *grads[3:])
+        dq, dk, dv = (None if x is None else transpose(x, 1, 2) for x in grads[:3])
+        return grads._replace(dq=dq, dk=dk, dv=dv)
     return grads
 
 
@@ -280,17 +295,17 @@ def _varlen_arguments(given: dict[str, Any]) -> tuple[Any, ...]:
 
 def _dense(q: Any, k: Any, v: Any, **given: Any) -> tuple[Any, Any]:
     options = Options(**given)
-    return _run(bind(q, k, v, options), options.backend)
+    bound = bind(q, k, v, options)
+    return _run(bound, dispatch.choose(bound.problem, options.backend))
 
 
 def _packed(*arguments: Any) -> tuple[Any, Any]:
     bound = bind_varlen(*arguments)
-    return _run(bound, arguments[-1].backend)
+    return _run(bound, dispatch.choose(bound.problem, arguments[-1].backend))
 
 
-def _run(bound: Bound, name: str) -> tuple[Any, Any]:
+def _run(bound: Bound, backend: Backend) -> tuple[Any, Any]:
     problem, tensors = bound
-    backend = dispatch.choose(problem, name)
     if is_torch(tensors.q):
         from .autograd import attend
 

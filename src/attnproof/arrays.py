@@ -12,6 +12,8 @@ import numpy as np
 
 from .errors import BackendMissing, DtypeError, expected
 
+INT32 = (-(2**31), 2**31 - 1)
+
 
 def is_torch(x: object) -> bool:
     """True for a torch tensor."""
@@ -87,15 +89,20 @@ def as_torch(x: Any) -> Any:
         import torch
     except ImportError as error:
         raise BackendMissing("torch: needed by this backend; pip install 'attnproof[torch]'") from error
-    if dtype_name(x) == "bfloat16":
-        return torch.from_numpy(x.view(np.uint16)).view(torch.bfloat16)
-    # torch has no negative strides and warns on read-only memory
-    safe = x if x.flags.writeable and all(s >= 0 for s in x.strides) else x.copy()
-    return torch.from_numpy(safe)
+    name = dtype_name(x)
+    if name == "bfloat16":
+        x = x.view(np.uint16)
+    # torch counts strides in elements, has no negative ones, wants aligned data and warns on read-only memory
+    strides_fit = all(s >= 0 and s % x.itemsize == 0 for s in x.strides)
+    tensor = torch.from_numpy(x if x.flags.writeable and x.flags.aligned and strides_fit else x.copy())
+    return tensor.view(torch.bfloat16) if name == "bfloat16" else tensor
 
 
 def as_int32(name: str, x: Any, like: Any) -> Any:
-    """Lengths and tables as int32 of the kind and device of ``like``; int64 is cast, other kinds are refused."""
+    """Lengths and tables as int32 of the kind and device of ``like``; other dtypes than int64 are refused.
+
+    What int32 cannot hold becomes its largest or smallest value, which no later check takes for a valid number.
+    """
     if is_torch(like):
         torch = sys.modules["torch"]
         tensor = x if is_torch(x) else torch.as_tensor(np.asarray(x), device=like.device)
@@ -103,8 +110,8 @@ def as_int32(name: str, x: Any, like: Any) -> Any:
             raise DtypeError(expected(name, "int32 or int64", dtype_name(tensor)))
         if tensor.device != like.device:
             raise DtypeError(expected(name, f"device {like.device} to match q", tensor.device))
-        return tensor.to(torch.int32)
+        return tensor if tensor.dtype == torch.int32 else tensor.clamp(*INT32).to(torch.int32)
     array = to_numpy(x) if is_torch(x) else np.asarray(x)
     if array.dtype not in (np.dtype(np.int32), np.dtype(np.int64)):
         raise DtypeError(expected(name, "int32 or int64", array.dtype))
-    return array.astype(np.int32, copy=False)
+    return array if array.dtype == np.int32 else array.clip(*INT32).astype(np.int32)

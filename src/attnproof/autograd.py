@@ -22,14 +22,14 @@ class _Attention(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
+    def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         dout, dlse = grads
         *arrays, out, lse = ctx.saved_tensors
         needed = dict(zip(Tensors._fields, ctx.needs_input_grad[2:], strict=True))
         needs = frozenset(name for name in GRADIENTS if needed[name])
         given = Tensors(*arrays)
         found = dispatch.backward(ctx.backend, ctx.problem, given, out, lse, dout, dlse, needs)
-        by_name = dict(zip(GRADIENTS, found, strict=True))
+        by_name: dict[str, Any] = dict(zip(GRADIENTS, found, strict=True))
         if by_name["alibi_slopes"] is not None and given.alibi_slopes.shape[0] == 1:
             by_name["alibi_slopes"] = by_name["alibi_slopes"].sum(0, keepdim=True)
         return (None, None, *(by_name.get(name) for name in Tensors._fields))

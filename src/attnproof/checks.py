@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from .arrays import as_int32, device_type, dtype_name, is_torch, reshape_leading
 from .dtypes import NAMES
-from .errors import DtypeError, ShapeError, expected
+from .errors import DtypeError, ShapeError, Unsupported, expected
+
+if TYPE_CHECKING:
+    from .problem import Problem
 
 Full = tuple[int, int, int, int]
+GRADIENTS = frozenset({"q", "k", "v", "bias", "alibi_slopes", "sink"})
 
 
 def data(**named: Any) -> None:
@@ -95,6 +100,34 @@ def splits(x: Any) -> int:
     return int(x)
 
 
+def backward(problem: Problem, needs: Any, seed: Any, q: Any, **arrays: Any) -> frozenset[str]:
+    """What a backward call is given beside q, k and v fits the forward; the names of the gradients asked for."""
+    if problem.dropout_p and seed is None:
+        raise ShapeError(expected("seed", "the (seed, offset) of the forward call, which drew its own", None))
+    wanted = frozenset((needs,) if isinstance(needs, str) else needs)
+    if not wanted <= GRADIENTS:
+        raise ShapeError(
+            expected("needs", f"names out of {', '.join(sorted(GRADIENTS))}", sorted(wanted - GRADIENTS))
+        )
+    B, H, M, Dv = problem.out_shape
+    out = ((B, M, H, Dv) if problem.layout == "bmhd" else (B, H, M, Dv)), problem.dtype
+    wanted_of = {
+        "out": out,
+        "dout": out,
+        "lse": ((B, H, M), problem.lse_dtype),
+        "dlse": ((B, H, M), problem.lse_dtype),
+    }
+    if arrays.get("dlse") is None:
+        arrays.pop("dlse", None)
+    for name, x in arrays.items():
+        shape, dtype = wanted_of[name]
+        _beside(name, x, q)
+        if dtype_name(x) != dtype:
+            raise DtypeError(expected(name, f"dtype {dtype}", dtype_name(x)))
+        same(f"shape {shape}", shape, **{name: tuple(x.shape)})
+    return wanted
+
+
 def _beside(name: str, x: Any, q: Any) -> None:
     """An optional array is of q's kind and on q's device."""
     if is_torch(q):
@@ -122,7 +155,7 @@ def bias(x: Any, dtype: str, full: Full, q: Any) -> Any:
     if x is None:
         return None
     _beside("bias", x, q)
-    allowed = (dtype,) if dtype in ("float32", "float64") else (dtype, "float32")
+    allowed = tuple(dict.fromkeys((dtype, "float32")))
     if dtype_name(x) not in allowed:
         hint = " (use mask= for a boolean mask)" if dtype_name(x) == "bool" else ""
         raise DtypeError(expected("bias", f"dtype {' or '.join(allowed)}{hint}", dtype_name(x)))
@@ -172,7 +205,7 @@ def rng(seed: Any, q: Any) -> Any:
     if seed is not None and not 0 <= seed < 2**63:
         raise ShapeError(expected("seed", "an integer in [0, 2^63)", seed))
     if not is_torch(q):
-        drawn = np.random.randint(0, 2**62, size=2, dtype=np.int64)  # noqa: NPY002  np.random.seed decides
+        drawn = np.random.randint(0, 2**62, size=2, dtype=np.int64)  # np.random.seed decides
         return drawn if seed is None else np.array([seed, 0], dtype=np.int64)
     import torch
 
@@ -183,9 +216,28 @@ def rng(seed: Any, q: Any) -> Any:
     return pair
 
 
+def deterministic(x: Any, q: Any) -> bool:
+    """Asking for a backward that is not repeatable is refused while torch's deterministic mode is on."""
+    if not isinstance(x, (bool, np.bool_)):
+        raise DtypeError(expected("deterministic", "True or False", type(x).__name__))
+    if not x and is_torch(q):
+        import torch
+
+        if torch.are_deterministic_algorithms_enabled():
+            reason = "deterministic=False was asked for while torch.use_deterministic_algorithms is on"
+            raise Unsupported("attention", reason)
+    return bool(x)
+
+
+def _is_word(x: Any) -> bool:
+    return isinstance(x, (int, np.integer)) and bool(-(2**63) <= x < 2**63)
+
+
 def _rng_array(seed: Any, q: Any) -> Any:
     """A caller's own (seed, offset): a pair of integers, or int64 [2] on the device of q."""
     if isinstance(seed, (tuple, list)):
+        if len(seed) != 2 or not all(_is_word(x) for x in seed):
+            raise ShapeError(expected("seed", "two integers (seed, offset) of int64", repr(seed)))
         seed = np.asarray(seed, dtype=np.int64)
         if is_torch(q):
             import torch
@@ -217,11 +269,13 @@ def cumulative(name: str, cu: Any, tokens: int, q: Any, *, given: int | None, li
     if given is not None:
         given = _length(limit, given)
     if not _host_known(cu):
-        return cu, int((cu[1:] - cu[:-1]).max()) if given is None else given
+        if given is None:
+            given = int((cu[1:] - cu[:-1]).max()) if cu.shape[0] > 1 else 0
+        return cu, given
     values = cu.tolist()
     if values[0] != 0:
         raise ShapeError(expected(name, "0 as its first entry", values[0]))
-    lengths = [b - a for a, b in zip(values, values[1:], strict=False)]
+    lengths = [b - a for a, b in pairwise(values)]
     if min(lengths, default=0) < 0:
         raise ShapeError(expected(name, "entries that never decrease", values))
     if values[-1] > tokens:
@@ -229,15 +283,18 @@ def cumulative(name: str, cu: Any, tokens: int, q: Any, *, given: int | None, li
     longest = max(lengths, default=0)
     if given is not None and given < longest:
         raise ShapeError(expected(limit, f"at least the longest sequence, {longest}", given))
-    return cu, longest if given is None else given
+    # the longest length itself, so that a larger bound changes nothing: not even which biases fit
+    return cu, longest
 
 
 def _length(name: str, x: Any) -> int:
-    if is_torch(x) or isinstance(x, (bool, float)):
-        raise DtypeError(expected(name, "a Python int (reading a tensor would wait for the device)", type(x).__name__))
+    if isinstance(x, bool) or not isinstance(x, (int, np.integer)):
+        raise DtypeError(
+            expected(name, "a Python int (reading a tensor would wait for the device)", type(x).__name__)
+        )
     if x < 0:
         raise ShapeError(expected(name, "0 or more", x))
-    return x
+    return int(x)
 
 
 def longest(axis: int, *arrays: Any) -> int:
@@ -291,5 +348,3 @@ def sequence_lengths(
     if valid is not None:
         return m, valid[b]
     return m, N if cu_k is None else cu_k[b + 1] - cu_k[b]
-
-

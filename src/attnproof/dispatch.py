@@ -78,7 +78,11 @@ class Explanation:
 
 
 def _standby(name: str) -> str:
-    return "would serve it; runs only when named" if name in NEVER_AUTO else "would serve it; comes later in the order"
+    return (
+        "would serve it; runs only when named"
+        if name in NEVER_AUTO
+        else "would serve it; comes later in the order"
+    )
 
 
 def explain(problem: Problem, name: str = "auto") -> Explanation:
@@ -99,9 +103,18 @@ def forward(backend: Backend, problem: Problem, tensors: Tensors) -> tuple[Any, 
 
 
 def backward(
-    backend: Backend, problem: Problem, tensors: Tensors, out: Any, lse: Any, dout: Any, dlse: Any, needs: Needs
+    backend: Backend,
+    problem: Problem,
+    tensors: Tensors,
+    out: Any,
+    lse: Any,
+    dout: Any,
+    dlse: Any,
+    needs: Needs,
 ) -> Grads:
-    """Run a backend's backward on arrays of either kind."""
+    """Run a backend's backward on arrays of either kind; a cache has none, being written in place."""
+    if problem.rows in ("cached", "paged"):
+        raise Unsupported(backend.name, "no gradient through a cache written in place; use attention()")
     given = _to_kind(backend, Tensors(out, lse, dout, dlse))
     grads = backend.backward(problem, _to_kind(backend, tensors), *given[:4], needs)
     dtypes = (*(problem.dtype,) * 3, problem.bias_dtype, *(problem.lse_dtype,) * 2)

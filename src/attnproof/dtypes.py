@@ -32,9 +32,10 @@ def storage_dtype(name: str) -> np.dtype[Any]:
 
 def widen(x: Array, name: str, to: npt.DTypeLike) -> Array:
     """Values of a stored array as ``to``; a view where storage and ``to`` agree."""
-    if name == "bfloat16":
-        return (x.astype(np.uint32) << np.uint32(16)).view(np.float32).astype(to, copy=False)
-    return x.astype(to, copy=False)
+    with np.errstate(invalid="ignore"):  # a signalling NaN is data like any other
+        if name == "bfloat16":
+            return (x.astype(np.uint32) << np.uint32(16)).view(np.float32).astype(to, copy=False)
+        return x.astype(to, copy=False)
 
 
 def narrow(x: Array, name: str) -> Array:

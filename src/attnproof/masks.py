@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from operator import index
 from typing import Any, Protocol
 
 import numpy as np
@@ -36,6 +37,11 @@ SKIP, EDGE, FULL = 0, 1, 2
 class Term(Protocol):
     """An explicit interval per query row of sequence ``b``."""
 
+    @property
+    def batch(self) -> int:
+        """For how many sequences it was built; 1 fits any number."""
+        ...
+
     def bounds(self, i: Int, m: int, n: int, b: int) -> tuple[Int, Int]:
         """``(lo, hi)``, int64 [len(i)], for query rows ``i`` of ``m`` and ``n`` keys."""
         ...
@@ -50,6 +56,11 @@ class Prefix:
     """Causal, except that the first ``lengths[b]`` keys are seen by every query."""
 
     lengths: tuple[int, ...]
+
+    @property
+    def batch(self) -> int:
+        """See ``Term.batch``."""
+        return len(self.lengths)
 
     def bounds(self, i: Int, m: int, n: int, b: int) -> tuple[Int, Int]:
         """See ``Term.bounds``."""
@@ -70,9 +81,19 @@ class Explicit:
     hi: Int
     keys: int
 
+    @property
+    def batch(self) -> int:
+        """See ``Term.batch``."""
+        return 1 if self.lo.ndim == 1 else len(self.lo)
+
     def bounds(self, i: Int, m: int, n: int, b: int) -> tuple[Int, Int]:
         """See ``Term.bounds``."""
         lo, hi = (x if x.ndim == 1 else x[b if len(x) > 1 else 0] for x in (self.lo, self.hi))
+        if m > len(lo) or n > self.keys:
+            made = (len(lo), self.keys)
+            raise ShapeError(
+                expected("mask", f"a mask made for lengths of {(m, n)} or more", f"one for {made}")
+            )
         return lo[i], hi[i]
 
     def check(self, batch: int, m: int | None, n: int | None) -> None:
@@ -102,6 +123,9 @@ class Mask:
     terms: tuple[Term, ...] = ()
     keep: tuple[Any, ...] = field(default=())
 
+    # an array on the left of & would otherwise take the mask apart, element by element
+    __array_ufunc__ = None
+
     def __and__(self, other: Any) -> Mask:
         """Both restrictions apply; the other side may be a boolean tensor."""
         other = as_mask(other)
@@ -122,13 +146,22 @@ class Mask:
         for term in self.terms:
             term_lo, term_hi = term.bounds(i, m, n, b)
             lo, hi = np.maximum(lo, term_lo), np.minimum(hi, term_hi)
+        lo = np.minimum(lo, n)
         return lo, np.maximum(np.minimum(hi, n), lo)
+
+    @property
+    def batch(self) -> int:
+        """For how many sequences the terms differ; 1 if all sequences share them."""
+        return max((term.batch for term in self.terms), default=1)
 
     def rows(self, start: int, stop: int, m: int, n: int) -> Mask:
         """The mask of query rows ``start:stop`` alone, for calls that are split along queries."""
-        lo, hi = self.bounds(m, n)
+        if not 0 <= start <= stop <= m:
+            raise ShapeError(expected("rows", f"a range within the {m} queries", f"{start}:{stop}"))
+        pairs = [self.bounds(m, n, b) for b in range(self.batch)]
+        lo, hi = (np.stack(side)[:, start:stop] for side in zip(*pairs, strict=True))
         keep = tuple(x if x.shape[-2] == 1 else x[..., start:stop, :] for x in self.keep)
-        return Mask(terms=(Explicit(lo[start:stop], hi[start:stop], n),), keep=keep)
+        return Mask(terms=(Explicit(lo, hi, n),), keep=keep)
 
     def pairs(self, m: int, n: int, b: int = 0) -> int:
         """How many (query, key) pairs the intervals allow; predicates are not counted."""
@@ -202,18 +235,23 @@ def causal(*, align: str = "bottom_right") -> Mask:
 
 def window(left: int, right: int) -> Mask:
     """Inclusive on both sides of ``i + N - M``; -1 is unbounded. "W tokens" of a model config is ``(W - 1, 0)``."""
-    for side in (left, right):
-        if isinstance(side, bool) or not hasattr(type(side), "__index__"):
-            raise DtypeError(expected("window", "two integers", repr((left, right))))
-        if side < -1:
-            raise ShapeError(expected("window", "sides of -1 (unbounded) or more", (left, right)))
+    if any(isinstance(side, bool) or not hasattr(type(side), "__index__") for side in (left, right)):
+        raise DtypeError(expected("window", "two integers", repr((left, right))))
+    left, right = index(left), index(right)
+    if min(left, right) < -1:
+        raise ShapeError(expected("window", "sides of -1 (unbounded) or more", (left, right)))
     return Mask(left=BIG if left == -1 else min(left, BIG), right=BIG if right == -1 else min(right, BIG))
 
 
 def prefix(length: int | Sequence[int]) -> Mask:
     """Causal, but the first ``length`` keys (one number, or one per sequence) are seen by every query."""
-    lengths = (length,) if isinstance(length, int) else tuple(int(x) for x in length)
-    if any(x < 0 for x in lengths):
+    one = hasattr(type(length), "__index__") and not getattr(length, "ndim", 0)
+    each: Any = (length,) if one else length
+    try:
+        lengths = tuple(index(x) for x in each)
+    except TypeError:
+        raise DtypeError(expected("prefix", "an integer, or one per sequence", repr(length))) from None
+    if not lengths or min(lengths) < 0:
         raise ShapeError(expected("prefix", "lengths of 0 or more", lengths))
     return Mask(terms=(Prefix(lengths),))
 

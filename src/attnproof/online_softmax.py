@@ -39,6 +39,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from .errors import DtypeError, ShapeError, expected
+
 Array = npt.NDArray[Any]
 
 
@@ -90,7 +92,8 @@ def merge(out_a: Any, lse_a: Any, out_b: Any, lse_b: Any) -> tuple[Any, Any]:
 
     Args:
         out_a: [..., Dv], NumPy or torch.
-        lse_a: [...], natural log, float32 or float64.
+        lse_a: [...], natural log, float32 or float64; its axes are in the order of out's, which for ``layout="bmhd"``
+            and for packed results means transposing one of them first.
         out_b: like ``out_a``.
         lse_b: like ``lse_a``.
 
@@ -105,17 +108,40 @@ def merge(out_a: Any, lse_a: Any, out_b: Any, lse_b: Any) -> tuple[Any, Any]:
     """
     from .arrays import is_torch
 
+    _check_parts(out_a=out_a, lse_a=lse_a, out_b=out_b, lse_b=lse_b)
     if is_torch(out_a):
         return _merge_torch(out_a, lse_a, out_b, lse_b)
-    m = np.maximum(lse_a, lse_b)
-    point = reference_point(m)
-    w_a, w_b = np.exp(lse_a - point), np.exp(lse_b - point)
-    total = w_a + w_b
-    seen = np.where(total != 0, total, 1)
-    wide_a, wide_b = (np.asarray(x, dtype=np.result_type(x, lse_a)) for x in (out_a, out_b))
-    out = (wide_a * (w_a / seen)[..., None] + wide_b * (w_b / seen)[..., None]).astype(out_a.dtype)
-    with np.errstate(divide="ignore"):
-        return out, m + np.log(total)
+    with np.errstate(all="ignore"):
+        m = np.maximum(lse_a, lse_b)
+        point = reference_point(m)
+        w_a, w_b = np.exp(lse_a - point), np.exp(lse_b - point)
+        total = w_a + w_b
+        seen = np.where(total != 0, total, 1)
+        wide_a, wide_b = (x.astype(lse_a.dtype) for x in (out_a, out_b))
+        out = wide_a * (w_a / seen)[..., None] + wide_b * (w_b / seen)[..., None]
+        return out.astype(out_a.dtype), m + np.log(total)
+
+
+def _check_parts(**parts: Any) -> None:
+    """One kind of array, lse one axis shorter than out, both pairs alike."""
+    from .arrays import dtype_name, is_torch
+
+    out, lse = parts["out_a"], parts["lse_a"]
+    for name, x in parts.items():
+        if not (is_torch(x) or isinstance(x, np.ndarray)) or is_torch(x) != is_torch(out):
+            raise DtypeError(
+                expected(name, "a NumPy array or torch tensor, all of one kind", type(x).__name__)
+            )
+        if name.startswith("lse") and dtype_name(x) not in ("float32", "float64"):
+            raise DtypeError(expected(name, "dtype float32 or float64", dtype_name(x)))
+        like, first = (lse, "lse_a") if name.startswith("lse") else (out, "out_a")
+        if x.dtype != like.dtype:
+            raise DtypeError(expected(name, f"dtype {dtype_name(like)} to match {first}", dtype_name(x)))
+        if tuple(x.shape) != tuple(like.shape):
+            raise ShapeError(expected(name, f"shape {tuple(like.shape)} to match {first}", tuple(x.shape)))
+    if tuple(lse.shape) != tuple(out.shape[:-1]):
+        wanted = f"shape {tuple(out.shape[:-1])}, that of out_a without its last axis (transpose out to lse's order)"
+        raise ShapeError(expected("lse_a", wanted, tuple(lse.shape)))
 
 
 def _merge_torch(out_a: Any, lse_a: Any, out_b: Any, lse_b: Any) -> tuple[Any, Any]:

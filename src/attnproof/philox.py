@@ -81,8 +81,8 @@ def keep(
         (
             quads[None, :],
             i.astype(np.uint64)[:, None],
-            np.uint64(plane & WORD)[None, None],
-            np.uint64(offset & WORD)[None, None],
+            np.array([[plane & WORD]], dtype=np.uint64),
+            np.array([[offset & WORD]], dtype=np.uint64),
         ),
         (seed & WORD, (seed >> 32) & WORD),
     )

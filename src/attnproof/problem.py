@@ -120,7 +120,8 @@ class Tensors(NamedTuple):
 
 class Grads(NamedTuple):
     """Gradients by input, None where not asked for. dq, dk, dv like q, k, v; dbias of ``Problem.bias_shape`` in the
-    bias dtype; dalibi [B, H] and dsink [H] in the lse dtype."""
+    bias dtype; dalibi [B, H] and dsink [H] in the lse dtype.
+    """
 
     dq: Any = None
     dk: Any = None
@@ -231,7 +232,9 @@ def bind_decode(
     P, Hkv, rows, Dv = v.shape
     checks.heads(H, k.shape[1], Hkv)
     checks.same(f"head dim {D} to match q", D, k_cache=k.shape[3])
-    checks.same(f"shape {tuple(k.shape[:3])} to match k_cache", tuple(k.shape[:3]), v_cache=tuple(v.shape[:3]))
+    checks.same(
+        f"shape {tuple(k.shape[:3])} to match k_cache", tuple(k.shape[:3]), v_cache=tuple(v.shape[:3])
+    )
     if block_table is None:
         checks.same(f"batch {B} to match q", B, k_cache=P)
         sizes = _Sizes(B, H, Hkv, M, rows, D, Dv, "cached")
@@ -289,7 +292,7 @@ def _finish(tensors: Tensors, sizes: _Sizes, options: Options) -> Bound:
         has_alibi=tensors.alibi_slopes is not None,
         has_sink=tensors.sink is not None,
         dropout_p=dropout_p,
-        deterministic=bool(options.deterministic),
+        deterministic=checks.deterministic(options.deterministic, q),
     )
     return Bound(problem, tensors)
 

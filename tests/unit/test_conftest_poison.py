@@ -11,7 +11,9 @@ def as_package(source: str) -> object:
     return eval(source, {"__name__": "attnproof.somewhere", "np": np, "torch": pytest.importorskip("torch")})
 
 
-@pytest.mark.parametrize("source", ["np.empty(3)", "np.empty((2, 2), np.float16)", "np.empty_like(np.zeros(4, np.float32))"])
+@pytest.mark.parametrize(
+    "source", ["np.empty(3)", "np.empty((2, 2), np.float16)", "np.empty_like(np.zeros(4, np.float32))"]
+)
 def test_a_numpy_allocation_of_the_package_is_nan(source: str) -> None:
     assert np.isnan(as_package(source)).all()  # type: ignore[call-overload]
 
@@ -35,6 +37,6 @@ def test_bfloat16_bits_and_integers_are_poisoned_too() -> None:
 
 
 def test_allocations_of_others_are_left_alone() -> None:
-    """Code outside the package may hand its own empty buffers over, filled as it likes; the call must stay the plain one."""
+    """Code outside the package may hand its own empty buffers over; the call must stay the plain one."""
     made = eval("np.empty(1 << 20)", {"__name__": "someone.else", "np": np})
     assert not np.isnan(made).all()

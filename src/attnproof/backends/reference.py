@@ -2,7 +2,8 @@ r"""The oracle: attention materialised, in float64, in the order SEMANTICS secti
 
 Computes per sequence and head
 
-    S = mask(bias(alibi(softcap(scale * Q K^T)))),  P = softmax([S, sink]),  O = dropout(P) V,  lse = logsumexp([S, sink])
+    S = mask(bias(alibi(softcap(scale * Q K^T)))),  P = softmax([S, sink]),  O = dropout(P) V
+    lse = logsumexp([S, sink])
 
 and backward
 
@@ -22,7 +23,7 @@ import numpy.typing as npt
 
 from .. import philox, scores
 from ..dtypes import narrow, storage_dtype, widen
-from ..problem import Grads, Problem, Tensors
+from ..problem import GRADIENTS, Grads, Problem, Tensors
 from ..rows import Sequence, empty_like_rows, sequences
 
 Array = npt.NDArray[Any]
@@ -58,18 +59,22 @@ def materialise(
         allowed = _allowed(seq)
         for head in range(problem.H):
             with np.errstate(all="ignore"):
-                yield _head(seq, head, allowed, compute)
+                one = _head(seq, head, allowed, compute)
+            yield one  # outside of it, or the caller would run under this error state until the next head
 
 
-def forward(problem: Problem, tensors: Tensors, *, compute: npt.DTypeLike = np.float64) -> tuple[Array, Array]:
+def forward(
+    problem: Problem, tensors: Tensors, *, compute: npt.DTypeLike = np.float64
+) -> tuple[Array, Array]:
     """See ``backends.Backend``; ``compute`` may be float32 to see what plain single precision gives."""
     out = empty_like_rows(problem, problem.out_shape[-2], problem.H, problem.Dv, storage_dtype(problem.dtype))
     lse = np.full(problem.out_shape[:-1], -np.inf, dtype=problem.lse_dtype)
     if problem.rows == "packed":
         out[...] = 0  # tokens past the last sequence
     for one in materialise(problem, tensors, compute):
-        one.seq.queries(out)[one.head] = narrow(one.out, problem.dtype)
-        one.seq.queries(lse)[one.head] = one.lse
+        with np.errstate(all="ignore"):
+            one.seq.queries(out)[one.head] = narrow(one.out, problem.dtype)
+            one.seq.queries(lse)[one.head] = one.lse
     return out, lse
 
 
@@ -84,47 +89,56 @@ def backward(
 ) -> Grads:
     """See ``backends.Backend``; P is materialised again, ``out`` and ``lse`` are not used."""
     full = tensors.expand(problem)
-    wide = np.float64
-    dq = np.zeros(problem.out_shape[:-1] + (problem.D,), wide)
-    dk, dv = (np.zeros(x.shape, wide) for x in (tensors.k, tensors.v))
-    dbias = np.zeros(problem.bias_shape or (0, 0, 0, 0), wide)
-    dalibi = np.zeros((problem.B, problem.H), wide)
-    dsink = np.zeros(problem.H, wide)
+    shapes = (
+        (*problem.out_shape[:-1], problem.D),
+        tensors.k.shape,
+        tensors.v.shape,
+        problem.bias_shape or (0, 0, 0, 0),
+        (problem.B, problem.H),
+        (problem.H,),
+    )
+    sums = Grads(*(np.zeros(shape) for shape in shapes))
     for one in materialise(problem, tensors):
-        seq, h, g = one.seq, one.head, one.head // problem.G
-        q = widen(seq.queries(full.q)[h], problem.dtype, wide)
-        k, v = (widen(seq.keys(x, g, 0, seq.n), problem.dtype, wide) for x in (full.k, full.v))
-        do = widen(seq.queries(dout)[h], problem.dtype, wide)
-        row = (do * one.out).sum(axis=1)
-        if dlse is not None:
-            row = row - np.where(np.isneginf(one.lse), 0, seq.queries(dlse)[h])
         with np.errstate(all="ignore"):
-            ds = one.p * (one.factor * (do @ v.T) - row[:, None])
-        seq.keys(dv, g, 0, seq.n)[...] += (one.p * one.factor).T @ do
-        if problem.bias_shape is not None:
-            scores.add_bias_gradient(dbias, ds, seq.b, h, (0, seq.m), (0, seq.n))
-        if problem.has_alibi:
-            dalibi[seq.b, h] = scores.alibi_gradient(ds, _distance(seq))
-        if problem.has_sink:
-            dsink[h] += scores.sink_gradient(scores.sink_logit(full.sink, h), one.lse, row)
-        if problem.softcap:
-            ds = ds * scores.softcap_derivative(one.capped, problem.softcap)
-        seq.queries(dq)[h] = problem.scale * (ds @ k)
-        seq.keys(dk, g, 0, seq.n)[...] += problem.scale * (ds.T @ q)
-    return _pick(problem, needs, dq, dk, dv, dbias, dalibi, dsink)
+            _add_gradients(one, full, dout, dlse, sums)
+    return _pick(problem, needs, sums)
 
 
-def _pick(problem: Problem, needs: frozenset[str], *grads: Array) -> Grads:
-    names = ("q", "k", "v", "bias", "alibi_slopes", "sink")
-    dtypes = (problem.dtype,) * 3 + (problem.bias_dtype or problem.dtype,) + (problem.lse_dtype,) * 2
-    return Grads(*(narrow(x, to) if at in needs else None for at, x, to in zip(names, grads, dtypes, strict=True)))
+def _add_gradients(one: Materialised, tensors: Tensors, dout: Array, dlse: Array | None, sums: Grads) -> None:
+    """Add what one head contributes to every gradient."""
+    seq, h, problem = one.seq, one.head, one.seq.problem
+    g, wide = h // problem.G, np.float64
+    q, do = (widen(seq.queries(x)[h], problem.dtype, wide) for x in (tensors.q, dout))
+    k, v = (widen(seq.keys(x, g, 0, seq.n), problem.dtype, wide) for x in (tensors.k, tensors.v))
+    row = (do * one.out).sum(axis=1)
+    if dlse is not None:
+        row = row - np.where(np.isneginf(one.lse), 0, seq.queries(dlse)[h])
+    ds = one.p * (one.factor * (do @ v.T) - row[:, None])
+    seq.keys(sums.dv, g, 0, seq.n)[...] += (one.p * one.factor).T @ do
+    if problem.bias_shape is not None:
+        scores.add_bias_gradient(sums.dbias, ds, seq.b, h, (0, seq.m), (0, seq.n))
+    if problem.has_alibi:
+        sums.dalibi[seq.b, h] = scores.alibi_gradient(ds, _distance(seq))
+    if problem.has_sink:
+        sums.dsink[h] += scores.sink_gradient(scores.sink_logit(tensors.sink, h), one.lse, row)
+    if problem.softcap:
+        ds = ds * scores.softcap_derivative(one.capped, problem.softcap)
+    seq.queries(sums.dq)[h] = problem.scale * (ds @ k)
+    seq.keys(sums.dk, g, 0, seq.n)[...] += problem.scale * (ds.T @ q)
+
+
+def _pick(problem: Problem, needs: frozenset[str], grads: Grads) -> Grads:
+    dtypes = (*(problem.dtype,) * 3, problem.bias_dtype or problem.dtype, *(problem.lse_dtype,) * 2)
+    parts = zip(GRADIENTS, grads, dtypes, strict=True)
+    return Grads(*(narrow(x, to) if at in needs else None for at, x, to in parts))
 
 
 def _head(seq: Sequence, head: int, allowed: Array, compute: npt.DTypeLike) -> Materialised:
     problem, tensors = seq.problem, seq.tensors
     q = widen(seq.queries(tensors.q)[head], problem.dtype, compute)
     k, v = (
-        widen(seq.keys(x, head // problem.G, 0, seq.n), problem.dtype, compute) for x in (tensors.k, tensors.v)
+        widen(seq.keys(x, head // problem.G, 0, seq.n), problem.dtype, compute)
+        for x in (tensors.k, tensors.v)
     )
     capped = problem.scale * (q @ k.T)
     if problem.softcap:

@@ -86,13 +86,15 @@ class Head:
 
     def load_rows(self, x: Array, rows: tuple[int, int]) -> Array:
         """A query-side tile [rows, width], widened."""
-        tile = self.seq.queries(x)[self.h, slice(*rows)]
-        return widen(tile, self.problem.dtype, compute_dtype(self.problem.dtype))
+        return self._load(self.seq.queries(x)[self.h, slice(*rows)])
 
     def load_keys(self, x: Array, cols: tuple[int, int]) -> Array:
         """A key-side tile [cols, width], widened."""
-        tile = self.seq.keys(x, self.h // self.problem.G, *cols)
-        return widen(tile, self.problem.dtype, compute_dtype(self.problem.dtype))
+        return self._load(self.seq.keys(x, self.h // self.problem.G, *cols))
+
+    def _load(self, tile: Array) -> Array:
+        """Contiguous, because BLAS sums in another order for other strides: a view must not change a bit."""
+        return np.ascontiguousarray(widen(tile, self.problem.dtype, compute_dtype(self.problem.dtype)))
 
     def logits(
         self, scaled_q: Array, k: Array, rows: tuple[int, int], cols: tuple[int, int], edge: bool
@@ -192,6 +194,7 @@ def _queries_outer(
 ) -> None:
     """One query tile's state at a time: what the compiled kernels do."""
     state, current = None, (0, 0)
+    q: Any = None
     for rows, cols, edge in visits(head, "queries", block_m, block_n):
         if state is None or rows != current:
             if state is not None:
@@ -289,7 +292,7 @@ class _Sums(NamedTuple):
 
     @classmethod
     def zeros(cls, problem: Problem, tensors: Tensors, needs: frozenset[str]) -> _Sums:
-        shapes = {
+        shapes: dict[str, Any] = {
             "q": tensors.q.shape,
             "k": tensors.k.shape,
             "v": tensors.v.shape,
@@ -315,9 +318,7 @@ def _delta(head: Head, out: Array, lse: Array, dout: Array, dlse: Array | None) 
     return delta - np.where(dead, 0, head.seq.queries(dlse)[head.h])
 
 
-def _backward_tile(
-    head: Head, visit: Visit, sums: _Sums, dout: Array, delta: Array, log_sum: Array
-) -> None:
+def _backward_tile(head: Head, visit: Visit, sums: _Sums, dout: Array, delta: Array, log_sum: Array) -> None:
     """Rebuild p of one tile from lse and add what it contributes to every gradient that is needed."""
     rows, cols, edge = visit
     problem, tensors, g = head.problem, head.seq.tensors, head.h // head.problem.G

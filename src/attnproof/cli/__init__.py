@@ -1,7 +1,7 @@
-"""The command line. `main` is the console script; the application itself is put together by `attnproof.cli._app`.
+"""The command line. `main` is the console script; the application itself is put together by `_app`.
 
-Command groups are modules with a function `register(app)`: `core` (trace, compare, memory, blocks, explain, doctor) and, where
-present, the ones that verify, measure and report. Nothing here is imported by the library.
+Command groups are modules with a function `register(app)`: `core` (trace, compare, memory, blocks, explain, doctor)
+and, where present, the ones that verify, measure and report. Nothing here is imported by the library.
 """
 
 from __future__ import annotations

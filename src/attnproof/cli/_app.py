@@ -1,6 +1,6 @@
 """Puts the command groups together: every module of the list that exists adds its commands.
 
-A group that needs an optional package imports it inside its commands, so `attnproof --help` works in a bare environment.
+A group that needs an optional package imports it inside its commands, so `attnproof --help` works without any.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ GROUPS = ("verify", "measure", "ledger", "report", "core")
 
 def _version(asked: bool) -> None:
     if asked:
-        from importlib.metadata import version
+        import attnproof
 
-        typer.echo(f"attnproof {version('attnproof')}")
+        typer.echo(f"attnproof {attnproof.__version__}")
         raise typer.Exit
 
 
@@ -37,7 +37,8 @@ def build() -> typer.Typer:
     @app.callback()
     def root(  # pyright: ignore[reportUnusedFunction]
         version: Annotated[
-            bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and leave.")
+            bool,
+            typer.Option("--version", callback=_version, is_eager=True, help="Print the version and leave."),
         ] = False,
     ) -> None:
         pass

@@ -1,6 +1,6 @@
 """What every command shares: the `--json` option, atomic output, progress, and errors as one line with an exit code.
 
-Exit codes: 0 everything holds, 1 a claim does not hold, 2 the request makes no sense or cannot be served here, 130 ctrl-c.
+Exit codes: 0 everything holds, 1 a claim does not hold, 2 the request makes no sense or cannot be served, 130 ctrl-c.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, ParamSpec, Protocol
@@ -30,13 +30,21 @@ HOLDS, BROKEN, REFUSED, INTERRUPTED = 0, 1, 2, 130
 
 JsonOption = Annotated[
     Path | None,
-    typer.Option("--json", metavar="PATH", help="Also write the numbers to PATH as JSON (whole or not at all)."),
+    typer.Option(
+        "--json", metavar="PATH", help="Also write the numbers to PATH as JSON (whole or not at all)."
+    ),
 ]
+
+
+class _Output(Console):
+    def on_broken_pipe(self) -> None:
+        # rich would leave with 1, which means "does not hold" here
+        raise BrokenPipeError
 
 
 def out_console() -> Console:
     """Where results go. Made per call, because tests and callers exchange stdout."""
-    return Console(file=sys.stdout, highlight=False, width=None if sys.stdout.isatty() else 120)
+    return _Output(file=sys.stdout, highlight=False, width=None if sys.stdout.isatty() else 120)
 
 
 def err_console() -> Console:
@@ -58,6 +66,7 @@ def guarded(command: Callable[P, bool | None]) -> Callable[P, None]:
             if isinstance(target, Path):
                 check_target(target)
             holds = command(*args, **kwargs)
+            sys.stdout.flush()
         except KeyboardInterrupt:
             err_console().print("interrupted")
             raise typer.Exit(INTERRUPTED) from None
@@ -152,7 +161,7 @@ class Tick(Protocol):
 
 
 @contextmanager
-def progress(title: str, steps: int) -> Iterator[Tick]:
+def progress(title: str, steps: int) -> Generator[Tick, None, None]:
     """A progress bar on stderr for work that may pass a second; plain lines where stderr is no terminal.
 
     Yields a function to call after each step.

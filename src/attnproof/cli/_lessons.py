@@ -1,7 +1,7 @@
 """The computations behind `trace`, `compare`, `memory` and `blocks`: plain NumPy, results as data, nothing printed.
 
-`naive` is written here a second time on purpose: eight lines that a reader can check against a textbook, sharing nothing with the
-backends that are measured against it.
+`naive` is written here a second time on purpose: a few lines that a reader can check against a textbook, with nothing
+in common with the backends that are measured against it.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import time
 import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -39,7 +40,12 @@ class Inputs(NamedTuple):
     def draw(cls, n: int, d: int, seed: int) -> Inputs:
         """Inputs of one size; the seed alone decides them."""
         rng = np.random.default_rng(seed)
-        return cls(*(rng.normal(size=(n, d)) for _ in range(3)))
+        return cls(rng.normal(size=(n, d)), rng.normal(size=(n, d)), rng.normal(size=(n, d)))
+
+    @property
+    def dense(self) -> tuple[Array, Array, Array]:
+        """As views [1, 1, N, D], for functions that take batch and heads."""
+        return self.q[None, None], self.k[None, None], self.v[None, None]
 
 
 def naive(inputs: Inputs, causal: bool = False) -> tuple[Array, Array]:
@@ -65,11 +71,9 @@ def stream(
     trace: Callable[[Step], None] | None = None,
 ) -> tuple[Array, Array]:
     """The streaming backend on one head: (out [N, D], lse [N]). Without a block size, the backend's own."""
-    problem, tensors = bind(*(x[None, None] for x in inputs), Options(causal=causal))
+    problem, tensors = bind(*inputs.dense, Options(causal=causal))
     block_m, block_n = (block, block) if block else (streaming.BLOCK_M, streaming.BLOCK_N)
-    out, lse = streaming.forward(
-        problem, tensors, order=order, block_m=block_m, block_n=block_n, trace=trace
-    )
+    out, lse = streaming.forward(problem, tensors, order=order, block_m=block_m, block_n=block_n, trace=trace)
     return out[0, 0], lse[0, 0]
 
 
@@ -113,7 +117,9 @@ def trace(n: int, d: int, block: int, order: Order, row: int, seed: int, causal:
     want_out, want_lse = naive(inputs, causal)
     # relative to the size of the lse, which grows with ln N
     error_lse = abs(lse[row] - want_lse[row]) / max(1.0, abs(want_lse[row]))
-    return Trace(tuple(steps), float(lse[row]), float(np.abs(out[row] - want_out[row]).max()), float(error_lse))
+    return Trace(
+        tuple(steps), float(lse[row]), float(np.abs(out[row] - want_out[row]).max()), float(error_lse)
+    )
 
 
 @dataclass(frozen=True)
@@ -141,9 +147,13 @@ Candidate = Callable[[Inputs, bool], Array]
 def candidates() -> dict[str, tuple[bool, Candidate]]:
     """Name -> (is it ours, function) of everything on this host that takes float64; torch's forms if torch is there."""
     found: dict[str, tuple[bool, Candidate]] = {"naive NumPy": (False, lambda x, causal: naive(x, causal)[0])}
-    probe, _ = bind(*(x[None, None] for x in Inputs.draw(2, 2, 0)), Options())
+    probe, _ = bind(*Inputs.draw(2, 2, 0).dense, Options())
     # the reference is materialised float64, which is what `naive` is
-    able = [name for name, reason in dispatch.explain(probe).reasons.items() if reason is None and name != "reference"]
+    able = [
+        name
+        for name, reason in dispatch.explain(probe).reasons.items()
+        if reason is None and name != "reference"
+    ]
     found.update({name: (True, _through_api(name)) for name in able})
     try:
         import torch
@@ -158,7 +168,7 @@ def candidates() -> dict[str, tuple[bool, Candidate]]:
         return (torch.softmax(s, dim=-1) @ v).numpy()
 
     def sdpa(x: Inputs, causal: bool) -> Array:
-        q, k, v = (torch.from_numpy(part)[None, None] for part in x)
+        q, k, v = (torch.from_numpy(part) for part in x.dense)
         return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)[0, 0].numpy()
 
     found["torch eager"], found["torch SDPA"] = (False, eager), (False, sdpa)
@@ -169,8 +179,7 @@ def _through_api(backend: str) -> Candidate:
     import attnproof
 
     def run(x: Inputs, causal: bool) -> Array:
-        q, k, v = (part[None, None] for part in x)
-        return attnproof.attention(q, k, v, causal=causal, backend=backend)[0, 0]
+        return attnproof.attention(*x.dense, causal=causal, backend=backend)[0, 0]
 
     return run
 
@@ -185,8 +194,9 @@ def compare(sizes: Sequence[int], d: int, rounds: int, step: Callable[[str], Non
         inputs = Inputs.draw(n, d, n)
         want = {causal: naive(inputs, causal)[0] for causal in (False, True)}
         errors = {
-            name: tuple(float(np.abs(run(inputs, causal) - want[causal]).max()) for causal in (False, True))
+            (name, causal): float(np.abs(run(inputs, causal) - want[causal]).max())
             for name, (_, run) in found.items()
+            for causal in want
         }
         step(f"N={n} exactness")
         times: dict[str, list[float]] = {name: [] for name in found}
@@ -199,7 +209,8 @@ def compare(sizes: Sequence[int], d: int, rounds: int, step: Callable[[str], Non
         base = float(np.median(times["naive NumPy"]))
         for name, (ours, _) in found.items():
             median = float(np.median(times[name]))
-            yield Comparison(n, name, ours, *errors[name], median, max(times[name]), median / base)
+            full, causal = errors[name, False], errors[name, True]
+            yield Comparison(n, name, ours, full, causal, median, max(times[name]), median / base)
 
 
 @dataclass(frozen=True)
@@ -220,19 +231,19 @@ class MemoryRow:
 
 def memory(sizes: Sequence[int], d: int, block: int, step: Callable[[str], None]) -> list[MemoryRow]:
     """Peak memory of the materialised form and of both loop orders."""
-    rows = []
+    rows: list[MemoryRow] = []
     for n in sizes:
         inputs = Inputs.draw(n, d, n)
-        peaks = []
-        runs: dict[str, Callable[[], Any]] = {
-            "naive": lambda x=inputs: naive(x),
-            "keys outer": lambda x=inputs: stream(x, block=block, order="keys"),
-            "queries outer": lambda x=inputs: stream(x, block=block, order="queries"),
+        runs: dict[str, Callable[[Inputs], Any]] = {
+            "naive": naive,
+            "keys outer": lambda x: stream(x, block=block, order="keys"),
+            "queries outer": lambda x: stream(x, block=block, order="queries"),
         }
+        peaks: dict[str, int] = {}
         for name, run in runs.items():
-            peaks.append(_peak(run))
+            peaks[name] = _peak(partial(run, inputs))
             step(f"N={n} {name}")
-        rows.append(MemoryRow(n, peaks[0], 2 * n * n * 8, *peaks[1:]))
+        rows.append(MemoryRow(n, peaks["naive"], 2 * n * n * 8, peaks["keys outer"], peaks["queries outer"]))
     return rows
 
 

@@ -32,9 +32,11 @@ class Call:
         """What ``bind`` makes of it; raises what the real call would raise."""
         b, h, hkv, m, n, d, dv = self.sizes
         dtype = bfloat16() if self.dtype == "bfloat16" else np.dtype(self.dtype)
+        width = -(-n // PAGE)
+        capacity = width * PAGE if self.rows == "paged" else n
         arrays = {
-            "mask": fake(bool, 1, 1, m, n),
-            "bias": fake(dtype, 1, 1, m, n),
+            "mask": fake(bool, 1, 1, m, capacity),
+            "bias": fake(dtype, 1, 1, m, capacity),
             "alibi_slopes": fake(np.float32, h),
             "sink": fake(np.float32, h),
         }
@@ -48,8 +50,9 @@ class Call:
             return bind(q, fake(dtype, b, hkv, n, d), fake(dtype, b, hkv, n, dv), options).problem
         lengths = np.full(b, n, dtype=np.int32)
         if self.rows == "cached":
-            return bind_decode(q, fake(dtype, b, hkv, n, d), fake(dtype, b, hkv, n, dv), lengths, None, options).problem
-        width = -(-n // PAGE)
+            return bind_decode(
+                q, fake(dtype, b, hkv, n, d), fake(dtype, b, hkv, n, dv), lengths, None, options
+            ).problem
         table = np.arange(b * width, dtype=np.int32).reshape(b, width)
         k, v = (fake(dtype, max(b * width, 1), hkv, PAGE, size) for size in (d, dv))
         return bind_decode(q, k, v, lengths, table, options).problem

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict
 from enum import Enum
-from pathlib import Path
+from itertools import pairwise
 from typing import Annotated, Any
 
 import typer
@@ -26,7 +27,8 @@ DOUBLING = 0.2  # how far a ratio may be from its law and still hold
 
 def register(app: typer.Typer) -> None:
     """Add this group's commands."""
-    for command in (trace, compare, memory, blocks, explain, doctor):
+    commands: list[Callable[..., bool]] = [trace, compare, memory, blocks, explain, doctor]
+    for command in commands:
         app.command(rich_help_panel="Understand")(guarded(command))
 
 
@@ -34,7 +36,9 @@ def trace(
     n: Annotated[int, typer.Option(min=1, help="Keys and queries.")] = 8,
     d: Annotated[int, typer.Option(min=1, help="Head dim.")] = 4,
     block: Annotated[int, typer.Option(min=1, help="Keys per tile.")] = 2,
-    order: Annotated[Order, typer.Option(help="Outer loop: keys (FlashAttention 1) or queries (2).")] = Order.keys,
+    order: Annotated[
+        Order, typer.Option(help="Outer loop: keys (FlashAttention 1) or queries (2).")
+    ] = Order.keys,
     row: Annotated[int, typer.Option(min=0, help="The query row to watch.")] = 0,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the inputs.")] = 0,
     causal: Annotated[bool, typer.Option("--causal", help="Keys up to the query only.")] = False,
@@ -60,7 +64,15 @@ def trace(
         f"against the whole matrix: out {result.error_out:.1e}, lse {result.error_lse:.1e} "
         f"(bound {_lessons.EXACT:.0e}): {'equal' if result.holds else 'NOT equal'}"
     )
-    options = {"n": n, "d": d, "block": block, "order": order.value, "row": row, "seed": seed, "causal": causal}
+    options = {
+        "n": n,
+        "d": d,
+        "block": block,
+        "order": order.value,
+        "row": row,
+        "seed": seed,
+        "causal": causal,
+    }
     write_json(json_path, {"command": "trace", "options": options, "holds": result.holds, **asdict(result)})
     return result.holds
 
@@ -71,7 +83,7 @@ def compare(
     rounds: Annotated[int, typer.Option(min=1, help="Timed runs of each candidate.")] = 7,
     json_path: JsonOption = None,
 ) -> bool:
-    """Exactness and time in float64, one head: naive NumPy, our backends, torch; each size's inputs come from seed N."""
+    """Exactness and time in float64, one head: naive NumPy, our backends, torch. Inputs of size N come from seed N."""
     from attnproof.cli import _lessons
 
     sizes = n or [256, 1024, 2048, 4096]
@@ -84,7 +96,16 @@ def compare(
         first = r.candidate == "naive NumPy"
         errors = ["-", "-"] if first else [f"{r.error_full:.1e}", f"{r.error_causal:.1e}"]
         verdict = "" if first else "exact" if r.exact else ("NOT exact" if r.ours else "above the bound")
-        rows.append([str(r.n) if first else "", r.candidate, *errors, verdict, f"{r.seconds * 1e3:.2f}", f"{r.ratio:.2f}"])
+        rows.append(
+            [
+                str(r.n) if first else "",
+                r.candidate,
+                *errors,
+                verdict,
+                f"{r.seconds * 1e3:.2f}",
+                f"{r.ratio:.2f}",
+            ]
+        )
     show(
         out_console(),
         f"float64, D={d}, one head, median of {rounds} interleaved rounds",
@@ -98,7 +119,9 @@ def compare(
 
 
 def memory(
-    numpy: Annotated[bool, typer.Option("--numpy", help="Peak memory of NumPy code, by tracemalloc.")] = False,
+    numpy: Annotated[
+        bool, typer.Option("--numpy", help="Peak memory of NumPy code, by tracemalloc.")
+    ] = False,
     n: Sizes = None,
     d: Annotated[int, typer.Option(min=1, help="Head dim.")] = 64,
     block: Annotated[int, typer.Option(min=1, help="Rows and keys per tile.")] = 64,
@@ -121,14 +144,19 @@ def memory(
         f"peak MiB by tracemalloc, float64, D={d}, blocks {block}x{block}, inputs not counted",
         *("N", "naive", "2 N^2 8 bytes", "keys outer", "queries outer", "naive / keys outer"),
         rows=(
-            [str(r.n), *(f"{x / mib:.1f}" for x in (r.naive, r.theory, r.keys_outer, r.queries_outer)), f"{r.ratio:.1f}"]
+            [
+                str(r.n),
+                *(f"{x / mib:.1f}" for x in (r.naive, r.theory, r.keys_outer, r.queries_outer)),
+                f"{r.ratio:.1f}",
+            ]
             for r in results
         ),
     )
     for law in laws:
         verdict = "holds" if law["holds"] else "DOES NOT HOLD"
         console.print(
-            f"N {law['from']} to {law['to']}: naive x{law['naive']:.2f} (law x4), keys outer x{law['keys_outer']:.2f} (law x2): {verdict}"
+            f"N {law['from']} to {law['to']}: naive x{law['naive']:.2f} (law x4), "
+            f"keys outer x{law['keys_outer']:.2f} (law x2): {verdict}"
         )
     payload = {"command": "memory", "options": {"n": sizes, "d": d, "block": block}, "holds": holds}
     write_json(json_path, {**payload, "doublings": laws, "rows": [asdict(r) for r in results]})
@@ -138,12 +166,14 @@ def memory(
 def _doublings(results: list[Any]) -> list[dict[str, Any]]:
     """The growth laws, for neighbours that are one doubling apart and large enough for the tile itself not to count."""
     laws: list[dict[str, Any]] = []
-    for small, large in zip(results, results[1:], strict=False):
+    for small, large in pairwise(results):
         if large.n != 2 * small.n or small.n < 1024:
             continue
         naive, keys_outer = large.naive / small.naive, large.keys_outer / small.keys_outer
         holds = abs(naive - 4) <= 2 * DOUBLING and abs(keys_outer - 2) <= DOUBLING
-        laws.append({"from": small.n, "to": large.n, "naive": naive, "keys_outer": keys_outer, "holds": holds})
+        laws.append(
+            {"from": small.n, "to": large.n, "naive": naive, "keys_outer": keys_outer, "holds": holds}
+        )
     return laws
 
 
@@ -151,9 +181,14 @@ def blocks(
     n: Annotated[int, typer.Option(min=1, help="Keys.")] = 4096,
     m: Annotated[int | None, typer.Option(min=1, help="Queries; as many as keys if left out.")] = None,
     block: Annotated[int, typer.Option(min=1, help="Keys per tile.")] = 64,
-    block_m: Annotated[int | None, typer.Option(min=1, help="Rows per tile; as many as keys if left out.")] = None,
+    block_m: Annotated[
+        int | None, typer.Option(min=1, help="Rows per tile; as many as keys if left out.")
+    ] = None,
     causal: Annotated[bool, typer.Option("--causal/--no-causal", help="Keys up to the query only.")] = True,
-    window: Annotated[tuple[int, int], typer.Option(help="Keys to the left and right; -1 is unbounded.")] = (-1, -1),
+    window: Annotated[tuple[int, int], typer.Option(help="Keys to the left and right; -1 is unbounded.")] = (
+        -1,
+        -1,
+    ),
     align: Annotated[str, typer.Option(help="bottom_right or top_left.")] = "bottom_right",
     json_path: JsonOption = None,
 ) -> bool:
@@ -167,8 +202,9 @@ def blocks(
     result = _lessons.blocks(mask, m or n, n, block_m or block, block)
     console = out_console()
     console.print(
-        f"{result.m} queries, {result.n} keys, tiles {result.block_m}x{result.block_n}: {result.total} tiles, {result.kept} kept "
-        f"({result.full} full, {result.edge} edge), {result.skipped} skipped ({100 * result.skipped_share:.1f}%)"
+        f"{result.m} queries, {result.n} keys, tiles {result.block_m}x{result.block_n}: "
+        f"{result.total} tiles, {result.kept} kept ({result.full} full, {result.edge} edge), "
+        f"{result.skipped} skipped ({100 * result.skipped_share:.1f}%)"
     )
     console.print(f"{result.pairs} of {result.m * result.n} pairs are allowed")
     holds = True
@@ -176,7 +212,9 @@ def blocks(
         side = -(-n // block)
         expected = side * (side + 1) // 2
         holds = result.kept == expected
-        console.print(f"law: (T+1)/2T of T^2 tiles, T={side}: {expected} kept: {'holds' if holds else 'DOES NOT HOLD'}")
+        console.print(
+            f"law: (T+1)/2T of T^2 tiles, T={side}: {expected} kept: {'holds' if holds else 'DOES NOT HOLD'}"
+        )
     if result.picture:
         console.print(f"\n{result.picture}\n\n# full   / edge   . skipped")
     write_json(json_path, {"command": "blocks", "holds": holds, **result.as_dict()})
@@ -204,7 +242,9 @@ class Rows(str, Enum):
 def explain(
     b: Annotated[int, typer.Option(min=0, help="Batch.")] = 1,
     h: Annotated[int, typer.Option(min=0, help="Query heads.")] = 8,
-    hkv: Annotated[int | None, typer.Option(min=0, help="Key and value heads; as many as --h if left out.")] = None,
+    hkv: Annotated[
+        int | None, typer.Option(min=0, help="Key and value heads; as many as --h if left out.")
+    ] = None,
     m: Annotated[int | None, typer.Option(min=0, help="Queries; as many as keys if left out.")] = None,
     n: Annotated[int, typer.Option(min=0, help="Keys.")] = 1024,
     d: Annotated[int, typer.Option(min=0, help="Head dim of q and k.")] = 64,
@@ -213,7 +253,10 @@ def explain(
     device: Annotated[str, typer.Option(help="cpu or cuda; no such device needs to be here.")] = "cpu",
     rows: Annotated[Rows, typer.Option(help="Where rows live.")] = Rows.dense,
     causal: Annotated[bool, typer.Option("--causal")] = False,
-    window: Annotated[tuple[int, int], typer.Option(help="Keys to the left and right; -1 is unbounded.")] = (-1, -1),
+    window: Annotated[tuple[int, int], typer.Option(help="Keys to the left and right; -1 is unbounded.")] = (
+        -1,
+        -1,
+    ),
     softcap: Annotated[float | None, typer.Option(help="c of c tanh(s / c).")] = None,
     mask: Annotated[bool, typer.Option("--mask", help="With a boolean mask.")] = False,
     bias: Annotated[bool, typer.Option("--bias", help="With an additive bias.")] = False,
@@ -263,12 +306,22 @@ def doctor(json_path: JsonOption = None) -> bool:
     }
     show(console, "this machine", "what", "is", rows=about.items())
     if facts["gpus"]:
-        show(console, "GPUs", "name", "memory", "kind", rows=([g["name"], g["memory"], g["arch"]] for g in facts["gpus"]))
+        show(
+            console,
+            "GPUs",
+            "name",
+            "memory",
+            "kind",
+            rows=([g["name"], g["memory"], g["arch"]] for g in facts["gpus"]),
+        )
     else:
         console.print("no GPU that torch can use")
     tests = self_tests(facts["gpus"])
     rows = ([t["backend"], t["device"], t["dtype"], t["verdict"]] for t in tests)
     show(console, "backends, in dispatch order", "backend", "device", "dtype", "self-test", rows=rows)
     holds = all(t["ok"] is not False for t in tests)
-    write_json(json_path, {"command": "doctor", "holds": holds, "machine": facts, "simd": simd_target(), "backends": tests})
+    write_json(
+        json_path,
+        {"command": "doctor", "holds": holds, "machine": facts, "simd": simd_target(), "backends": tests},
+    )
     return holds

@@ -1,0 +1,126 @@
+"""What the suite runs on: every backend of the package, and how arrays get there and back.
+
+ATTNPROOF_TEST_DEVICE=cuda moves the whole suite to a GPU; TRITON_INTERPRET=1 brings the Triton backend to
+the CPU.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+
+import attnproof
+from attnproof import dispatch
+from attnproof.problem import Options, Problem, bind
+
+from .problems import Array, Case
+
+DEVICE = os.environ.get("ATTNPROOF_TEST_DEVICE", "cpu")
+
+# what a backend may refuse, by name; a refusal outside of it fails. New backends state theirs here.
+REFUSES: dict[str, Callable[[Problem], bool]] = {}
+
+# backends whose matrix unit takes p and dS as halves
+HALF_OPERANDS: frozenset[str] = frozenset({"triton", "hopper"})
+
+
+@dataclass(frozen=True)
+class Target:
+    """A backend, fed arrays of one kind on one device."""
+
+    backend: str
+    kind: str  # numpy or torch
+    device: str = "cpu"
+
+    def __str__(self) -> str:
+        return f"{self.backend}-{self.kind}" + ("" if self.device == "cpu" else f"-{self.device}")
+
+    @property
+    def half_operands(self) -> bool:
+        """Whether p and dS are rounded to a half input dtype before they are multiplied."""
+        return self.backend in HALF_OPERANDS
+
+    def may_refuse(self, problem: Problem) -> bool:
+        """Whether the suite lets this backend refuse a problem."""
+        return REFUSES.get(self.backend, lambda _: False)(problem)
+
+    def array(self, x: Array | None, dtype: str) -> Any:
+        """Values as an array of this target, in `dtype`."""
+        if x is None:
+            return None
+        if self.kind == "numpy":
+            return x.astype(numpy_dtype(dtype))
+        import torch
+
+        wide = torch.from_numpy(np.ascontiguousarray(x))
+        return wide.to(device=self.device, dtype=getattr(torch, dtype))
+
+
+def numpy_dtype(name: str) -> Any:
+    """The NumPy dtype of this name; bfloat16 is ml_dtypes'."""
+    if name == "bfloat16":
+        import ml_dtypes
+
+        return np.dtype(ml_dtypes.bfloat16)
+    return np.dtype(name)
+
+
+def values(x: Any) -> Array | None:
+    """An array or tensor of any kind as float64 (float64 and wider stay)."""
+    if x is None or isinstance(x, np.ndarray):
+        return None if x is None else x.astype(np.float64)
+    return x.detach().double().cpu().numpy()
+
+
+def kind_of(x: Any) -> str:
+    return "numpy" if isinstance(x, np.ndarray) else "torch"
+
+
+@functools.cache
+def absent(backend: str, kind: str, device: str) -> str | None:
+    """Why a backend cannot run here at all, or None; asked with a plain problem."""
+    q = Target(backend, kind, device).array(np.zeros((1, 1, 2, 8)), "float32")
+    try:
+        return dispatch.load(backend).why_not(bind(q, q, q, Options()).problem)
+    except ImportError as error:
+        return str(error)
+
+
+def natural_kind(backend: str) -> str:
+    """The kind of array that a backend works on; what cannot be loaded counts as NumPy's."""
+    try:
+        return dispatch.load(backend).kind
+    except ImportError:
+        return "numpy"
+
+
+def targets() -> list[Target]:
+    """Every backend, with each kind of array that can live on the device."""
+    kinds = ("numpy", "torch") if DEVICE == "cpu" else ("torch",)
+    return [Target(name, kind, DEVICE) for name in attnproof.backends() for kind in kinds]
+
+
+def _parameter(target: Target, *more: Any) -> Any:
+    reason = absent(target.backend, target.kind, target.device)
+    marks = [pytest.mark.skip(reason=f"{target.backend}: {reason}")] if reason else []
+    return pytest.param(target, *more, id="-".join(map(str, (target, *more))), marks=marks)
+
+
+# a test that is decorated with this runs on every backend and kind
+every_target = pytest.mark.parametrize("target", [_parameter(target) for target in targets()])
+
+
+def every_target_and_case(cases: Sequence[Case], shared: Sequence[Case]) -> Any:
+    """All cases with the kind a backend works on, the shared ones with the kind that is converted."""
+    pairs = [
+        _parameter(target, case)
+        for target in targets()
+        for case in (cases if target.kind == natural_kind(target.backend) or DEVICE != "cpu" else shared)
+    ]
+    return pytest.mark.parametrize(("target", "case"), pairs)
