@@ -1,0 +1,36 @@
+"""Named cases: the one list that tests, verification, tuning, measuring and reports read.
+
+A case is a shape, a dtype, a way to make the numbers, a mask and the score options; it holds no array. Its
+`id` is stable (`name/dtype`), so a record, a replay command and a test all mean the same inputs:
+`verify.inputs.build(case, seed)` makes them from `(name, seed)` alone.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from attnproof.cases.case import GAUSSIAN, RANDOM, UNBOUNDED, Case
+from attnproof.cases.named import pool
+
+__all__ = ["GAUSSIAN", "RANDOM", "UNBOUNDED", "Case", "find", "pool"]
+
+
+def find(identifier: str) -> Case:
+    """The case with this id.
+
+    Raises:
+        KeyError: no case has it; the message lists the nearest ids.
+    """
+    from difflib import get_close_matches
+
+    by_id = {case.id: case for case in pool()}
+    if identifier in by_id:
+        return by_id[identifier]
+    # a hidden case is a named one at other lengths: name~MxN/dtype
+    changed = re.fullmatch(r"(.+)~(\d+)x(\d+)/(\w+)", identifier)
+    if changed and f"{changed[1]}/{changed[4]}" in by_id:
+        base = by_id[f"{changed[1]}/{changed[4]}"]
+        return replace(base, name=f"{changed[1]}~{changed[2]}x{changed[3]}", M=int(changed[2]), N=int(changed[3]))
+    near = ", ".join(get_close_matches(identifier, by_id, n=4, cutoff=0.3)) or "none is close"
+    raise KeyError(f"case: expected a known id, got {identifier!r} (nearest: {near})")
