@@ -212,6 +212,8 @@ def _record(reader: Reader, rows: list[Verdict]) -> dict[str, Any]:
     results = [{**records.from_verdict(row), "replay": "attnproof verify --real"} for row in rows]
     config = reader.model.config
     protocol = {
+        "tier": "real",
+        "seed": 0,
         "model": PACKAGE,
         "layers": config.num_hidden_layers,
         "heads": config.num_attention_heads,
