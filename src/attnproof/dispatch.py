@@ -16,7 +16,7 @@ from .errors import ShapeError, Unsupported, expected
 from .problem import Grads, Problem, Tensors
 
 # fastest first; the oracle last
-ORDER = ("streaming", "math", "reference")
+ORDER = ("native", "streaming", "math", "reference")
 NEVER_AUTO = frozenset({"reference"})
 
 
