@@ -74,10 +74,10 @@ def backward(
     return grads
 
 
-def simd_target() -> str | None:
-    """The instruction set that runs and why it was chosen, for people; None if the extension is not built."""
+def simd_target() -> str:
+    """The instruction set that runs and why it was chosen, for people; "" if the extension is not built."""
     known = loader.describe()
-    return f"{known['simd']}, {known['bits']} bits ({known['why']})" if known["built"] else None
+    return f"{known['simd']}, {known['bits']} bits ({known['why']})" if known["built"] else ""
 
 
 def _empty_grads(problem: Problem, tensors: Tensors, needs: frozenset[str]) -> Grads:
