@@ -7,11 +7,11 @@ came in.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from . import cache, checks, dispatch
 from .arrays import is_torch, transpose
-from .backends import Backend
 from .dispatch import Explanation
 from .errors import DtypeError, Unsupported
 from .problem import GRADIENTS, Grads, Options, bind, bind_call
@@ -247,8 +247,9 @@ def attention_decode(
     )  # fmt: skip
     if _wants_grad(q, k_cache, v_cache, k_new, v_new, bias, alibi_slopes, sink):
         raise Unsupported("attention_decode", "no gradient through a cache written in place; use attention()")
-    lengths = append(k_cache, v_cache, cache_seqlens, k_new, v_new, block_table, layout)
-    return _call("decode", (q, k_cache, v_cache, lengths, block_table, num_splits), options)[0]
+    append = cache.plan(k_cache, v_cache, cache_seqlens, k_new, v_new, block_table, layout)
+    arrays = (q, k_cache, v_cache, append.after, block_table, num_splits)
+    return _call("decode", arrays, options, before=append.write)[0]
 
 
 def attention_backward(
@@ -280,12 +281,13 @@ def attention_backward(
         raise DtypeError(
             "q: expected NumPy arrays, got torch tensors (their gradients come from .backward())"
         )
-    name = options.pop("backend", "auto")
-    problem, tensors = bind(q, k, v, Options(**options))
-    given = frozenset(at for at in needs if getattr(tensors, at) is not None)
-    packed = [transpose(x, 1, 2) if problem.layout == "bmhd" else x for x in (out, dout)]
-    chosen = dispatch.choose(problem, name)
-    grads = dispatch.backward(chosen, problem, tensors, packed[0], lse, packed[1], dlse, given)
+    given = Options(**options)
+    problem, tensors = bind(q, k, v, given)
+    wanted = checks.backward(problem, needs, given.seed, q, out=out, dout=dout, lse=lse, dlse=dlse)
+    asked = frozenset(at for at in wanted if getattr(tensors, at) is not None)
+    rows = [transpose(x, 1, 2) if problem.layout == "bmhd" else x for x in (out, dout)]
+    chosen = dispatch.choose(problem, given.backend)
+    grads = dispatch.backward(chosen, problem, tensors, rows[0], lse, rows[1], dlse, asked)
     if problem.layout == "bmhd":
         return Grads._make([*(None if x is None else transpose(x, 1, 2) for x in grads[:3]), *grads[3:]])
     return grads
@@ -300,16 +302,24 @@ def explain(q: Any, k: Any, v: Any, **options: Any) -> Explanation:
     return dispatch.explain(bind(q, k, v, given).problem, given.backend)
 
 
-def _call(kind: str, arrays: tuple[Any, ...], options: Options) -> tuple[Any, Any]:
-    """Bind, choose, run; what torch adds (gradients, transforms, compilation) is in ``autograd``."""
+def _call(
+    kind: str, arrays: tuple[Any, ...], options: Options, before: Callable[[], None] | None = None
+) -> tuple[Any, Any]:
+    """Bind, choose, run; what torch adds (gradients, transforms, compilation) is in ``autograd``.
+
+    ``before`` is called when nothing can refuse the call any more.
+    """
     if is_torch(arrays[0]):
         # an import statement costs more than everything else here, so the loaded module is asked for first
         autograd = sys.modules.get(_AUTOGRAD)
         if autograd is None:
             from . import autograd
-        return autograd.call(kind, arrays, options)
+        return autograd.call(kind, arrays, options, before)
     problem, tensors = bind_call(kind, arrays, options)
-    out, lse = dispatch.forward(dispatch.choose(problem, options.backend), problem, tensors)
+    backend = dispatch.choose(problem, options.backend)
+    if before is not None:
+        before()
+    out, lse = dispatch.forward(backend, problem, tensors)
     if kind == "packed":
         return transpose(out, 0, 1), lse
     return (transpose(out, 1, 2) if options.layout == "bmhd" else out), lse

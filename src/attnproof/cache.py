@@ -35,7 +35,7 @@ class Append:
         """Store the new tokens behind the valid ones of each sequence."""
         if not self.new or 0 in self.new[0].shape[:3:2]:
             return
-        if not _on_host(self.before):
+        if not checks.host_known(self.before):
             self._write_on_device()
             return
         for b, start in enumerate(self.before.tolist()):
@@ -123,18 +123,13 @@ def plan(
     for name, cache, x in zip(("k_new", "v_new"), caches, new, strict=True):
         wanted = (batch, cache.shape[1], count, cache.shape[3])
         checks.same(f"shape {wanted}", wanted, **{name: tuple(x.shape)})
-    if not checks.host_known(lengths):
-        return _append_on_device(caches, new, lengths, block_table)
-    return _append_on_host(caches, new, lengths, block_table)
-
-
-def _on_host(x: Any) -> bool:
-    return device_type(x) == "cpu"
+    lengths = checks.lengths("cache_seqlens", lengths, batch, capacity, k)
+    return Append(caches, new, lengths, _after(lengths, count, capacity), table)
 
 
 def _after(lengths: Any, count: int, capacity: int) -> Any:
     """Valid tokens after the append; on a device, where nobody waits for them, never past the capacity."""
-    if not _on_host(lengths):
+    if not checks.host_known(lengths):
         return (lengths + count).clamp(max=capacity)
     need = max(lengths.tolist(), default=0) + count
     if need > capacity:

@@ -56,10 +56,9 @@ class Sequence:
         if start == stop:
             return np.zeros((0, x.shape[-1]), x.dtype)
         page = self.problem.page
-        table = self.tensors.block_table[self.b]
-        first = start // page
-        parts = [x[table[slot], head] for slot in range(first, -(-stop // page))] or [x[:0, head, 0]]
-        return np.concatenate(parts)[start - first * page : stop - first * page]
+        first, last = start // page, -(-stop // page)
+        pages = x[self.tensors.block_table[self.b, first:last], head]  # [pages, page, D], a copy
+        return pages.reshape(len(pages) * page, x.shape[-1])[start - first * page : stop - first * page]
 
     def bounds(self) -> tuple[Array, Array]:
         """Key interval [lo, hi) of every query row, clipped to the keys."""

@@ -10,9 +10,9 @@ import pytest
 import attnproof
 
 from .calls import Call, Result, case_lse
-from .problems import Array, Case, representable
+from .problems import Array, Case
 from .targets import Target, kind_of, values
-from .tolerance import GRADIENTS, Allowed, assert_close, expected, judge
+from .tolerance import GRADIENTS, Allowed, assert_close, completed, expected, judge
 
 
 def check(
@@ -25,15 +25,6 @@ def check(
     if result is None or not (gradients and case.differentiable):
         return result
     return check_gradients(Call(target, case, x), right)
-
-
-def held(case: Case, at: str, x: Array) -> Array:
-    """Values as the case's dtypes hold them."""
-    if x.dtype == bool:
-        return x
-    dtypes = {"bias": case.bias_dtype or case.dtype, "alibi_slopes": "float32", "dlse": "float32"}
-    with np.errstate(over="ignore"):
-        return representable(x, dtypes.get(at, case.dtype))
 
 
 def check_forward(call: Call, right: dict[str, Allowed]) -> Result | None:
@@ -112,12 +103,3 @@ def case_of(name: str, x: dict[str, Array], dtype: str = "float32", **options: A
     return Case(
         name, dtype=dtype, B=B, H=H, Hkv=Hkv, M=M, N=N, D=D, Dv=Dv, bias_dtype=bias_dtype, options=options
     )
-
-
-def completed(case: Case, x: dict[str, Array]) -> dict[str, Array]:
-    """Arrays as the case's dtypes hold them, with a dout and a dlse where none are given."""
-    rng = np.random.default_rng(len(case.name))
-    shape = (*x["q"].shape[:-1], x["v"].shape[-1])
-    lse = (shape[1], shape[0]) if case.rows == "packed" else shape[:-1]
-    made = {"dout": rng.standard_normal(shape), "dlse": rng.standard_normal(lse), **x}
-    return {at: held(case, at, part) for at, part in made.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -102,3 +103,8 @@ def drawn(
     rng = np.random.default_rng((seed, m, n, D))
     shapes = ((B, H, m, D), (B, Hkv or H, n, D), (B, Hkv or H, n, Dv or D))
     return [np.round(rng.standard_normal(shape) * 32) / 32 for shape in shapes]
+
+
+def sparse(path: Path, count: int, dtype: Any) -> Array:
+    """A file of this many elements that takes no space until it is written to, as an array."""
+    return np.asarray(np.memmap(path, dtype=dtype, mode="w+", shape=(count,)))

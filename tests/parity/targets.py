@@ -24,7 +24,9 @@ from .problems import Array, Case
 DEVICE = os.environ.get("ATTNPROOF_TEST_DEVICE", "cpu")
 
 # what a backend may refuse, by name; a refusal outside of it fails. New backends state theirs here.
-REFUSES: dict[str, Callable[[Problem], bool]] = {}
+REFUSES: dict[str, Callable[[Problem], bool]] = {
+    "triton": lambda problem: problem.dtype == "float64" or max(problem.D, problem.Dv) > 256
+}
 
 # backends whose matrix unit takes p and dS as halves
 HALF_OPERANDS: frozenset[str] = frozenset({"triton", "hopper"})

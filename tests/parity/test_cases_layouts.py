@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from .checking import case_of, check
-from .direct import Attend, drawn
+from .direct import Attend, drawn, sparse
 from .problems import Array
 from .targets import Target, every_host_target, every_numpy_target, every_target, values
 
@@ -262,11 +262,6 @@ def test_the_default_scale_is_that_of_the_head_dim_before_any_padding(target: Ta
     check(target, case_of(f"D {d}", x), x)
     attend = Attend(target)
     assert attend(**x).out.tolist() == attend(**x, scale=1 / np.sqrt(d)).out.tolist()
-
-
-def sparse(path: Path, count: int, dtype: Any) -> Array:
-    """A file of this many elements that takes no space until it is written to, as an array."""
-    return np.asarray(np.memmap(path, dtype=dtype, mode="w+", shape=(count,)))
 
 
 @every_host_target

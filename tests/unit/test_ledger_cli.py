@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
-from types import ModuleType
 
 import pytest
 from typer.testing import CliRunner
 
 from attnproof.cli import _app
 from attnproof.ledger import profilers, workload
+from attnproof.verify import records
 
 RUN = CliRunner()
 
@@ -159,12 +159,7 @@ def ncu(tmp_path, monkeypatch):
         path.chmod(0o755)
         monkeypatch.setattr(profilers, "find_tool", lambda: str(path))
         monkeypatch.setattr(workload, "implementations", lambda: ["sdpa"])
-        records = ModuleType("attnproof.verify.records")
-        records.record = lambda kind, protocol, results, device: {  # type: ignore[attr-defined]
-            "kind": kind, "protocol": protocol, "results": results, "device": device,
-        }  # fmt: skip
-        monkeypatch.setitem(sys.modules, "attnproof.verify", ModuleType("attnproof.verify"))
-        monkeypatch.setitem(sys.modules, "attnproof.verify.records", records)
+        monkeypatch.setattr(records, "_device_name", lambda device: f"a {device} device")
 
     return install
 
@@ -174,11 +169,13 @@ def test_measure_writes_a_record_with_counters_beside_predictions(ncu, tmp_path)
     path = tmp_path / "record.json"
     result = call("ledger", "--measure", "--hardware", "h200", "--n", "1024", "--json", str(path))
     assert result.exit_code == 0, result.output
-    assert "skipped sdpa backward N=1024 H=1 D=64: no room" in result.output
+    assert "skipped sdpa backward float16 N=1024 H=1 D=64: no room" in result.output
     record = json.loads(path.read_text())
-    assert record["kind"] == "ledger"
+    assert (record["schema"], record["kind"]) == ("attnproof/record/1", "ledger")
+    assert record["environment"]["device"] == "a cuda device"
     assert record["results"][0]["ratio"] == 1.0
-    assert record["results"][-1]["skipped"] == "no room"
+    assert record["results"][0]["status"] == "PASS"
+    assert (record["results"][-1]["status"], record["results"][-1]["reason"]) == ("SKIP", "no room")
     assert record["protocol"]["tool"] == "ncu"
 
 

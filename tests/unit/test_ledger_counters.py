@@ -179,9 +179,10 @@ def test_near_the_l2_a_factor_of_two_is_promised(ratio, holds) -> None:
 
 def test_a_result_of_a_record_is_plain_json_with_both_sides() -> None:
     compared = counters.compare("triton", "backward", CALL, [Counted("k", 1e8, 2e8, 3e9, 1e-3)], H200)
-    result = json.loads(json.dumps(compared.as_result(H200, {"length": 4096})))
+    result = json.loads(json.dumps(compared.as_result(H200, str(CASE), vars(CASE))))
     assert result["counted"] == {"read": 1e8, "written": 2e8, "l2": 3e9}
     assert result["predicted"]["requests"] == compared.requests
+    assert (result["candidate"], result["case"]) == ("triton", "forward float16 N=4096 H=32 D=64")
     assert [k["kernel"] for k in result["predicted_kernels"]] == ["delta", "dk, dv", "dq"]
 
 

@@ -7,6 +7,7 @@ explicit intervals) are bound every time.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -20,32 +21,43 @@ from ..masks import Mask
 from ..problem import Options, Problem, Tensors, bind_call
 from .function import PLAIN, attend
 
+Before = Callable[[], None]
+
 _LIMIT = 4096  # structures remembered; a program has a handful
 
 _known: dict[Any, tuple[Problem, Backend]] = {}
 
 
-def call(kind: str, arrays: tuple[Any, ...], options: Options) -> tuple[Tensor, Tensor]:
+def call(
+    kind: str, arrays: tuple[Any, ...], options: Options, before: Before | None = None
+) -> tuple[Tensor, Tensor]:
     """``(out, lse)`` in the caller's layout.
 
     Args:
         kind: "dense", "packed" or "decode".
         arrays: the positional arguments of ``problem.bind``, ``bind_varlen`` or ``bind_decode`` before its options.
         options: the keyword arguments.
+        before: called when nothing can refuse the call any more.
     """
     if torch.compiler.is_compiling():
         from . import compiled
 
+        if before is not None:
+            before()  # validated while tracing; a refusal stops the compilation
         return compiled.call(kind, arrays, options)
-    return run(kind, arrays, options)
+    return run(kind, arrays, options, before)
 
 
-def run(kind: str, arrays: tuple[Any, ...], options: Options) -> tuple[Tensor, Tensor]:
+def run(
+    kind: str, arrays: tuple[Any, ...], options: Options, before: Before | None = None
+) -> tuple[Tensor, Tensor]:
     """``call``, when nothing is being compiled."""
     device = arrays[0].device.type
     if torch.is_autocast_enabled(device):
         arrays, options = _autocast(device, arrays, options)
     backend, problem, tensors = _bound(kind, arrays, options)
+    if before is not None:
+        before()
     out, lse = attend(backend, problem, tensors)
     if kind == "packed":
         return out.transpose(0, 1), lse

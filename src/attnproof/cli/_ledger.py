@@ -274,8 +274,7 @@ def measured_table(console: Console, measured: Measured, device: Hardware) -> No
         note="within: 10% where the working set is above four times the cache, a factor of two below",
     )
     for case, reason in measured.skipped:
-        what = f"{case.implementation} {case.direction} N={case.length} H={case.heads} D={case.head_dim}"
-        console.print(f"skipped {what}: {reason}", highlight=False, markup=False)
+        console.print(f"skipped {case.implementation} {case}: {reason}", highlight=False, markup=False)
 
 
 def _measured_rows(measured: Measured, device: Hardware) -> Iterable[Sequence[str]]:

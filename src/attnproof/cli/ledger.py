@@ -89,26 +89,17 @@ def ledger(
     json_path: JsonOption = None,
 ) -> bool:
     """Where every byte of a call goes, and what limits it."""
-    from . import _ledger
-
-    console = out_console()
-    if documents:
-        write_json(json_path, {"command": "ledger", "documents": _ledger.documents_tables(console)})
-        return True
-    if devices:
-        write_json(json_path, {"command": "ledger", "devices": _ledger.hardware_table(console)})
-        return True
+    if documents or devices:
+        return _tables(documents, json_path)
     if explore is not None:
-        write_text(explore, _explorer())
-        console.print(f"wrote {explore}", highlight=False, markup=False)
-        return True
+        return _explorer(explore)
     if measure:
         return _measure(hardware, n, causal, dtype.value, impl, replay, json_path)
     from ..ledger.hardware import resolve
     from ..ledger.traffic import Call
+    from . import _ledger
 
-    device = resolve(hardware)
-    payload: list[dict[str, Any]] = []
+    device, payload = resolve(hardware), []
     for length in n or [1024, 4096, 16384]:
         call = Call(
             lengths=((m or length, length),) * batch,
@@ -119,15 +110,28 @@ def ledger(
             dtype=dtype.value,
             mask=_mask(causal, window),
         )
-        payload.append(_one(console, call, device, direction.value))
-    hardware_data = _ledger.hardware_data(device)
-    write_json(json_path, {"command": "ledger", "hardware": hardware_data, "calls": payload})
+        payload.append(_one(call, device, direction.value))
+    data = {"command": "ledger", "hardware": _ledger.hardware_data(device), "calls": payload}
+    write_json(json_path, data)
     return True
 
 
-def _one(console: Any, call: Call, device: Hardware, direction: str) -> dict[str, Any]:
+def _tables(documents: bool, json_path: Path | None) -> bool:
+    """What needs no call: the documents' reports, or the devices."""
     from . import _ledger
 
+    console = out_console()
+    what = "documents" if documents else "devices"
+    shown = _ledger.documents_tables(console) if documents else _ledger.hardware_table(console)
+    write_json(json_path, {"command": "ledger", what: shown})
+    return True
+
+
+def _one(call: Call, device: Hardware, direction: str) -> dict[str, Any]:
+    """Tables and data of one call."""
+    from . import _ledger
+
+    console = out_console()
     data = {
         "lengths": [list(pair) for pair in call.lengths],
         "heads": call.heads,
@@ -151,11 +155,14 @@ def _mask(causal: bool, window: tuple[int, int]) -> Mask:
     return mask & masks.causal() if causal else mask
 
 
-def _explorer() -> str:
+def _explorer(path: Path) -> bool:
+    """Write the interactive page."""
     from ..ledger import explore
     from ..report import explorer
 
-    return explorer.page(explore.page_data())
+    write_text(path, explorer.page(explore.page_data()))
+    out_console().print(f"wrote {path}", highlight=False, markup=False)
+    return True
 
 
 def _measure(
@@ -189,8 +196,11 @@ def _record(measured: Measured, device: Hardware) -> dict[str, Any]:
     from ..verify.records import record
     from . import _ledger
 
-    results = [found.as_result(device, vars(case)) for case, found in measured.compared]
-    skipped = [{"case": vars(case), "skipped": reason} for case, reason in measured.skipped]
+    results = [found.as_result(device, str(case), vars(case)) for case, found in measured.compared]
+    skipped = [
+        {"candidate": case.implementation, "case": str(case), "status": "SKIP", "reason": reason}
+        for case, reason in measured.skipped
+    ]
     protocol = {
         "tool": measured.tool,
         "command": list(measured.command),

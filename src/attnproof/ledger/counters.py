@@ -215,11 +215,13 @@ class Compared:
         limit = self.limit(hardware)
         return 2 - limit <= self.ratio <= limit if limit < 2 else 1 / limit <= self.ratio <= limit
 
-    def as_result(self, hardware: Hardware, case: Mapping[str, Any]) -> dict[str, Any]:
-        """One entry of a record."""
+    def as_result(self, hardware: Hardware, case: str, shape: Mapping[str, Any]) -> dict[str, Any]:
+        """One entry of a record; `case` names the call, `shape` is its structure."""
         return {
-            "case": dict(case),
-            "implementation": self.implementation,
+            "candidate": self.implementation,
+            "case": case,
+            "status": "PASS" if self.holds(hardware) else "FAIL",
+            "shape": dict(shape),
             "direction": self.direction,
             "working_set": self.working_set,
             "l2_size": int(hardware.l2_bytes),
@@ -232,7 +234,6 @@ class Compared:
             },
             "ratio": self.ratio if self.predicted.total else None,
             "limit": self.limit(hardware),
-            "holds": self.holds(hardware),
             "kernels": [asdict(kernel) for kernel in self.kernels],
             "predicted_kernels": [asdict(kernel) for kernel in self.predicted.kernels],
         }

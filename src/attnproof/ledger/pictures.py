@@ -160,12 +160,12 @@ def measured(record: dict[str, Any]) -> dict[str, Any]:
         raise ShapeError(expected("record", "results of `ledger --measure`", f"kind {record.get('kind')!r}"))
     points = [
         {
-            "implementation": result["implementation"],
+            "implementation": result["candidate"],
             "direction": result["direction"],
             "counted": result["counted"]["read"] + result["counted"]["written"],
             "predicted": result["predicted"]["read"] + result["predicted"]["written"],
             "working_set": result["working_set"],
-            "holds": result["holds"],
+            "holds": result["status"] == "PASS",
         }
         for result in results
     ]

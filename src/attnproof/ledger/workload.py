@@ -35,6 +35,10 @@ class Case:
     dtype: str = "float16"
     causal: bool = False
 
+    def __str__(self) -> str:
+        causal = " causal" if self.causal else ""
+        return f"{self.direction} {self.dtype} N={self.length} H={self.heads} D={self.head_dim}{causal}"
+
 
 def _torch() -> Any:
     # imported by name: torch is optional, and its own types are of no use here
@@ -143,10 +147,8 @@ def main(plan: Path, manifest: Path) -> None:
         done.append({**asdict(case), "skipped": skipped})
         torch.cuda.empty_cache()
         print(
-            f"{case.implementation} {case.direction} N={case.length} H={case.heads} D={case.head_dim}: ",
-            end="",
+            f"{case.implementation} {case}: {'ok' if skipped is None else f'skipped, {skipped}'}", flush=True
         )
-        print("ok" if skipped is None else f"skipped, {skipped}", flush=True)
     manifest.write_text(json.dumps(done), encoding="utf-8")
 
 
