@@ -21,7 +21,7 @@ from .kernels.decode import combine_kernel, decode_kernel
 from .kernels.forward import forward_kernel
 from .kernels.gradients import dbias_kernel, slot_sum_kernel
 from .plan import Plan
-from .kernels.summary import summary_kernel
+from .kernels.summary import classify_kernel, compact_kernel
 
 _PLANS: dict[Any, Plan] = {}
 MAX_PLANS = 4096  # a runaway of shapes must not hold memory for ever
@@ -165,26 +165,33 @@ def _summary(problem: Problem, t: Tensors, which: Pass) -> Any:
     alike = alike and (bounds is None or bounds.shape[0] == 1)
     batches = 1 if packed or alike else problem.B
     heads = problem.H if keep is not None and keep.stride(1) != 0 else 1
+    others = width - 2
+    kinds = torch.empty((batches * heads, slots, others), dtype=torch.int8, device=t.q.device)
     lists = torch.empty((batches, heads, slots, width), dtype=torch.int32, device=t.q.device)
-    arrays = (lists, keep, bounds, t.cu_q, t.cu_k, t.lengths)
-    if not packed and problem.rows != "dense" and by_key:
-        raise NotImplementedError("a cache has no gradient")
+    arrays = (kinds, keep, bounds, t.cu_q, t.cu_k, t.lengths)
 
-    def build() -> Plan:
+    def classify() -> Plan:
         named = {
             **args.constants(problem),
             **args.sizes(problem),
             **args.extras(t),
-            **args.list_strides(lists, problem),
             **args.blocks(problem, config),
             "H": heads,
             "n_slots": slots,
             "n_planes": batches * heads,
+            "n_other": others,
             "BY_KEY": by_key,
         }
-        return Plan(summary_kernel, slots * batches * heads, len(arrays), named, config)
+        return Plan(classify_kernel, kinds.numel(), len(arrays), named, config)
 
-    _run(f"summary {which}", problem, arrays, build, _batches(bounds))
+    def compact() -> Plan:
+        named = {"n_other": others, "list_width": width, "BLOCK": 128}
+        return Plan(compact_kernel, batches * heads * slots, 2, named, Config(1, 1, 4, 1))
+
+    if kinds.numel() == 0:
+        return lists.zero_()
+    _run(f"classify {which}", problem, arrays, classify, _batches(bounds))
+    _run(f"compact {which}", problem, (lists, kinds), compact, batches * heads)
     return lists
 
 
