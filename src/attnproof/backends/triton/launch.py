@@ -7,6 +7,7 @@ A known structure costs a dictionary look-up per kernel; a new one is turned int
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -46,7 +47,8 @@ def forward(problem: Problem, tensors: Tensors) -> tuple[Any, Any]:
         if plan is not None and (key[-1] < 0 or key[-1] == compat.current_device()):
             plan(q, k, v, out, lse, *AFTER_LSE)
             return out, lse
-    tensors = tensors.expand(problem)
+    if problem.has_keep or problem.has_alibi or problem.bias_shape is not None:
+        tensors = tensors.expand(problem)
     with _on(q):
         if decodes(problem):
             _decode(problem, tensors, out, lse)
@@ -199,15 +201,12 @@ def _summary(problem: Problem, t: Tensors, which: Pass) -> Any:
 
 
 def _decode(problem: Problem, t: Tensors, out: Any, lse: Any) -> None:
-    config = _config(problem, "decode", t.q)
-    splits = problem.num_splits or default_splits(problem, config, t.q)
-    splits = max(1, min(splits, args.cdiv(problem.N, config.block_n)))
-    parts = part_lse = None
+    config, splits = _decode_shape(problem, t.q.get_device())
+    rows = problem.B * problem.H * problem.M
+    parts = None
     if splits > 1:
-        rows = problem.B * problem.H * problem.M
-        parts = torch.empty((rows, splits, problem.Dv), dtype=torch.float32, device=t.q.device)
-        part_lse = torch.empty((rows, splits), dtype=torch.float32, device=t.q.device)
-    arrays = (t.q, t.k, t.v, out, lse, parts, part_lse, t.alibi_slopes, t.sink, t.lengths, t.block_table)
+        parts = torch.empty(rows * splits * (problem.Dv + 1), dtype=torch.float32, device=t.q.device)
+    arrays = (t.q, t.k, t.v, out, lse, parts, t.alibi_slopes, t.sink, t.lengths, t.block_table)
 
     def named() -> dict[str, Any]:
         return {
@@ -231,22 +230,23 @@ def _decode(problem: Problem, t: Tensors, out: Any, lse: Any) -> None:
         boxes = args.boxes(problem, config, config.block_n, {1: t.k, 2: t.v})
         return Plan(decode_kernel, programs, len(arrays), named(), config, boxes)
 
-    _run("decode", problem, arrays, build, splits)
-    if splits == 1:
-        return
-    merged = (parts, part_lse, out, lse, t.sink)
-    rows = problem.B * problem.H * problem.M
-    plain = Config(1, 1, 4, 1)
-    _run("combine", problem, merged, lambda: Plan(combine_kernel, rows, len(merged), named(), plain), splits)
+    _run("decode", problem, arrays, build)
+    if splits > 1:
+        merged = (parts, out, lse, t.sink)
+        _run("combine", problem, merged, lambda: Plan(combine_kernel, rows, 4, named(), Config(1, 1, 4, 1)))
 
 
-def default_splits(problem: Problem, config: Config, q: Any) -> int:
-    """The fewest parts that leave no multiprocessor without work for long; every part is at least two tiles."""
-    if q.device.type == "cpu":
-        return 2
-    slots, planes = compat.multiprocessors(q.get_device()), problem.B * problem.Hkv
-    most = max(1, min(problem.N // (2 * config.block_n), 128))
-    return best_splits(slots, planes, most)
+@functools.lru_cache(maxsize=1024)
+def _decode_shape(problem: Problem, device: int) -> tuple[Config, int]:
+    """Tile sizes, and into how many parts the keys are split."""
+    if device < 0:
+        config, slots = configs.INTERPRETER, 2
+    else:
+        config = configs.choose(problem, "decode", compat.architecture(device))
+        slots = compat.multiprocessors(device) * configs.programs_per_multiprocessor(problem)
+    tiles = args.cdiv(problem.N, config.block_n)
+    splits = problem.num_splits or best_splits(slots, problem.B * problem.Hkv, max(1, min(tiles // 2, 128)))
+    return config, max(1, min(splits, tiles))
 
 
 def best_splits(slots: int, planes: int, most: int) -> int:
