@@ -166,6 +166,7 @@ def choose(problem: Problem, which: Pass, architecture: str) -> Config:
     if problem.dtype == "float32":
         return _SINGLE[width] if which != "decode" else Config(16, 32, 4, 1)
     heavy = problem.has_bias or problem.has_keep or problem.dropout_p > 0
+    heavy = heavy or (problem.softcap > 0 and which == "dkdv" and width == 64)
     banded = problem.left < BIG or problem.right < BIG or problem.top_left or problem.has_bounds
     found = _row(Key(family(architecture), which, width, banded, heavy))
     if problem.rows == "paged":
