@@ -44,6 +44,11 @@ class Target:
         return f"{self.backend}-{self.kind}" + ("" if self.device == "cpu" else f"-{self.device}")
 
     @property
+    def fast(self) -> bool:
+        """Whether large sizes are affordable: not under an interpreter."""
+        return self.device != "cpu" or self.backend != "triton"
+
+    @property
     def half_operands(self) -> bool:
         """Whether p and dS are rounded to a half input dtype before they are multiplied."""
         return self.backend in HALF_OPERANDS
@@ -114,8 +119,17 @@ def _parameter(target: Target, *more: Any) -> Any:
     return pytest.param(target, *more, id="-".join(map(str, (target, *more))), marks=marks)
 
 
-# a test that is decorated with this runs on every backend and kind
+# a test that is decorated with one of these runs on every backend with these kinds
 every_target = pytest.mark.parametrize("target", [_parameter(target) for target in targets()])
+every_numpy_target = pytest.mark.parametrize(
+    "target", [_parameter(target) for target in targets() if target.kind == "numpy"]
+)
+every_torch_target = pytest.mark.parametrize(
+    "target", [_parameter(target) for target in targets() if target.kind == "torch"]
+)
+every_host_target = pytest.mark.parametrize(
+    "target", [_parameter(target) for target in targets() if target.device == "cpu"]
+)
 
 
 def every_target_and_case(cases: Sequence[Case], shared: Sequence[Case]) -> Any:

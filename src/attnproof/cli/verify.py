@@ -6,14 +6,15 @@ Exit codes beyond the common ones: 5 the harness itself is not to be trusted, 77
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
-from attnproof.cli._common import JsonOption, guarded, out_console, progress, write_json, write_text
+from attnproof.cli._common import JsonOption, guarded, out_console, progress, show, write_json, write_text
 
 UNTRUSTED, ALL_SKIPPED = 5, 77
 DEFAULT_REPORT = Path("reports") / "verify.html"
@@ -31,6 +32,8 @@ class Output:
 def register(app: typer.Typer) -> None:
     """Add the commands of this module."""
     app.command("verify")(guarded(verify))
+    app.command("explain-case")(guarded(explain_case))
+    app.command("selftest")(guarded(selftest))
 
 
 def verify(
@@ -51,6 +54,12 @@ def verify(
         bool, typer.Option("--quick", help="A case or two of every kind, under a minute.")
     ] = False,
     full: Annotated[bool, typer.Option("--full", help="Every case.")] = False,
+    real: Annotated[
+        bool, typer.Option("--real", help="Judge on what a real model computes (extra `real`).")
+    ] = False,
+    adversarial: Annotated[
+        bool, typer.Option("--adversarial", help="Child processes, hidden seeds, unseen lengths.")
+    ] = False,
     only: Annotated[
         str, typer.Option("--case", metavar="TEXT", help="Only cases whose id contains TEXT.")
     ] = "",
@@ -63,86 +72,60 @@ def verify(
     json_path: JsonOption = None,
 ) -> bool:
     """Judge attention kernels against float64: ours by default, anyone's with --candidate."""
-    from attnproof.verify import tiers
+    from attnproof.verify import session, tiers
 
+    console = out_console()
+    output = Output(json_path, html, junit)
+    if real:
+        if quick or full or adversarial or only or seed or tier != "standard":
+            raise ValueError(
+                "--real: expected no choice of named cases beside it (--quick, --full, --case, ...)"
+            )
+        return _real(console, output, session.choose(candidate or [], backend or [], device))
     chosen = "quick" if quick else "full" if full else tier
-    cases = [case for case in tiers.cases(chosen) if only in case.id]
+    cases = tuple(case for case in tiers.cases(chosen) if only in case.id)
     if not cases:
         raise ValueError(f"--case: expected a part of a case id of tier {chosen}, got {only!r}")
-    console = out_console()
-    candidates, absent = _candidates(candidate or [], backend or [], device)
-    for name, why in absent:
-        console.print(f"[dim]{name}: not here ({why})[/]")
-    document = _run(candidates, cases, seed, chosen)
+    kernels = session.choose(candidate or [], backend or [], device)
+    _print_absent(console, kernels)
+    sharpness = "classics" if chosen in ("quick", "smoke") else "smoke"
+    plan = session.Plan(tier=chosen, cases=cases, seed=seed, sharpness=sharpness, adversarial=adversarial)
+    document = session.run(kernels, plan, progress)
     _print(console, document)
-    _write(console, document, Output(json_path, html, junit))
+    _write(console, document, output)
     return _verdict(document)
 
 
-def _candidates(
-    words: list[str], backends: list[str], device: str | None
-) -> tuple[list[Any], list[tuple[str, str]]]:
-    """What to judge: the named ones, or ours and torch's."""
-    from attnproof.verify import loaders
-    from attnproof.verify.adapters import ours, sdpa
-    from attnproof.verify.candidate import Skip
+def _real(console: Console, output: Output, kernels: Any) -> bool:
+    """The real-input run: the layers of a model, then the model with our attention in place of its own."""
+    from attnproof.report import real as report
+    from attnproof.verify import real
 
-    if words:
-        asked = [*words, *(f"attnproof:{name}" for name in backends)]
-    else:
-        asked = [f"attnproof:{name}" for name in backends or ours.names()]
-        asked += [f"sdpa:{name}" for name in sdpa.names()]
-    found: list[Any] = []
-    absent: list[tuple[str, str]] = []
-    for word in asked:
-        try:
-            found.append(loaders.load(word, device))
-        except Skip as reason:
-            absent.append((word, str(reason)))
-    if not found:
-        raise ValueError("; ".join(f"{name}: {why}" for name, why in absent) or "nothing to judge")
-    peers = not words
-    for one in found:
-        # a deviation of a kernel that we only look at is a finding about it, not a failure of ours
-        one.peer = peers and not one.own
-    return found, absent
+    _print_absent(console, kernels)
+    document = real.run(judged=kernels.candidates, progress=progress).record
+    if output.html == DEFAULT_REPORT:
+        output = replace(output, html=DEFAULT_REPORT.with_name("verify-real.html"))
+    console.print(report.sentence(document), soft_wrap=True)
+    _print(console, document)
+    console.print(report.model_table(document))
+    _write(console, document, output, (report.section(document),))
+    return _verdict(document)
 
 
-def _run(candidates: list[Any], cases: list[Any], seed: int, tier: str) -> dict[str, Any]:
-    from attnproof.verify import records, suite
-
-    answers = suite.Answers()
-    results: list[dict[str, Any]] = []
-    with progress("verify", len(candidates) * len(cases)) as tick:
-        for one in candidates:
-            for verdict in suite.run(one, cases, seed, answers, tick):
-                if verdict.status == suite.FAIL and one.peer:
-                    verdict.status = "FINDING"
-                results.append(records.from_verdict(verdict))
-    protocol = {
-        "tier": tier,
-        "seed": seed,
-        "cases": len(cases),
-        "candidates": [_about(one) for one in candidates],
-    }
-    return records.record("verify", protocol, results, candidates[0].device)
-
-
-def _about(one: Any) -> dict[str, Any]:
-    kind = one.kind
-    return {
-        "name": one.name,
-        "own": one.own,
-        "numerics": kind.name,
-        "align": one.traits.align,
-        "device": one.device,
-    }
+def _print_absent(console: Console, kernels: Any) -> None:
+    for name, why in kernels.absent:
+        console.print(f"[dim]{name}: not here ({why})[/]")
 
 
 def _print(console: Console, document: dict[str, Any]) -> None:
     from attnproof.report import verdicts
 
     console.print(verdicts.summary_table(document))
+    for about in document["protocol"].get("candidates", ()):
+        if "coverage" in about:
+            console.print(f"{about['name']}: {about['coverage']} (numerics {about['numerics']})")
+    if "sharpness" in document["protocol"]:
+        console.print(f"self-test: {document['protocol']['sharpness']}")
     for entry in verdicts.kinds(document):
         result = entry["result"]
         label = "finding about" if entry["status"] == "FINDING" else entry["status"]
@@ -156,14 +139,14 @@ def _print(console: Console, document: dict[str, Any]) -> None:
         console.print(f"  [dim]{result['replay']}[/]", soft_wrap=True)
 
 
-def _write(console: Console, document: dict[str, Any], output: Output) -> None:
+def _write(console: Console, document: dict[str, Any], output: Output, sections: Sequence[Any] = ()) -> None:
     from attnproof.report import html, verdicts
 
-    if output.html == DEFAULT_REPORT:
+    if output.html.parent == DEFAULT_REPORT.parent:
         output.html.parent.mkdir(exist_ok=True)
     record_path = output.json_path or output.html.with_suffix(".json")
     write_json(record_path, document)
-    write_text(output.html, html.render(document))
+    write_text(output.html, html.render(document, sections))
     if output.junit is not None:
         write_text(output.junit, verdicts.junit(document))
     step = os.environ.get("GITHUB_STEP_SUMMARY")
@@ -181,8 +164,135 @@ def _verdict(document: dict[str, Any]) -> bool:
         f"{judged} judged, {len(statuses) - judged} skipped, {statuses.count('FAIL') + statuses.count('INVALID')} failed, "
         f"{statuses.count('FINDING')} findings about others"
     )
-    if "POWERLESS" in statuses:
+    if "POWERLESS" in statuses or document["protocol"].get("mutants_missed"):
         raise typer.Exit(UNTRUSTED)
     if not judged:
         raise typer.Exit(ALL_SKIPPED)
     return not any(status in ("FAIL", "INVALID") for status in statuses)
+
+
+def explain_case(
+    identifier: Annotated[
+        str, typer.Argument(metavar="ID", help="Case id, as verify prints it: name/dtype.")
+    ],
+    candidate: Annotated[
+        str, typer.Option("--candidate", "-c", metavar="LOADER", help="The kernel.")
+    ] = "attnproof:streaming",
+    mutant: Annotated[str, typer.Option("--mutant", help="A broken kernel of the self-test instead.")] = "",
+    seed: Annotated[int, typer.Option("--seed", help="Seed of the inputs.")] = 0,
+    device: Annotated[str | None, typer.Option("--device", help="cpu or cuda.")] = None,
+    json_path: JsonOption = None,
+) -> bool:
+    """Replay one case of one kernel and show its worst row."""
+    from attnproof import cases
+    from attnproof.verify import explain, loaders, records
+    from attnproof.verify.candidate import Skip
+
+    try:
+        case = cases.find(identifier)
+    except KeyError as error:
+        raise ValueError(error.args[0]) from None
+    try:
+        judged = _mutant(mutant) if mutant else loaders.load(candidate, device)
+        found = explain.replay(judged, case, seed)
+    except Skip as reason:
+        out_console().print(str(reason))
+        raise typer.Exit(ALL_SKIPPED) from None
+    _print_replay(out_console(), found)
+    write_json(
+        json_path,
+        records.record("explain-case", {"seed": seed}, [records.from_verdict(found.verdict)], judged.device),
+    )
+    return found.verdict.ok
+
+
+def _mutant(name: str) -> Any:
+    from attnproof.verify.mutants import catalogue, kernel
+
+    return kernel.mutate(catalogue.find(name))
+
+
+def _print_replay(console: Console, found: Any) -> None:
+    from attnproof.report.verdicts import COLOUR
+    from attnproof.report.verdicts import show as digits
+
+    verdict = found.verdict
+    console.print(f"{verdict.case.id}, seed {verdict.seed}: {verdict.case.describe()}")
+    console.print(
+        f"{verdict.candidate}: [{COLOUR[verdict.status]}]{verdict.status}[/] {verdict.reason}", soft_wrap=True
+    )
+    if verdict.hint:
+        console.print(verdict.hint, soft_wrap=True)
+    rows = [
+        (
+            f"{report.tensor} {check.name}",
+            f"{check.value:.4g}",
+            f"{check.limit:.4g}",
+            "" if check.ok else "over",
+            check.why,
+        )
+        for report in verdict.tensors
+        for check in report.checks
+    ]
+    show(console, "checks", "check", "value", "limit", "", "why", rows=rows)
+    if found.elements:
+        where = ", ".join(map(str, found.place))
+        elements = [
+            (str(i), f"{got:.8g}", f"{right:.8g}", digits(error), digits(bound))
+            for i, got, right, error, bound in found.elements[:8]
+        ]
+        show(
+            console,
+            f"worst row of {found.tensor}, at [{where}], tile {found.tile} of 64",
+            "element",
+            "got",
+            "right",
+            "error",
+            "bound",
+            rows=elements,
+        )
+    if found.keys:
+        keys = [(str(j), f"{weight:.4g}", f"{logit:.6g}") for j, weight, logit in found.keys]
+        show(console, "the keys that decide this row", "key", "weight", "logit", rows=keys)
+
+
+def selftest(
+    tier: Annotated[str, typer.Option("--tier", help="smoke or standard.")] = "smoke",
+    seeds: Annotated[int, typer.Option("--seeds", help="Seeds on which correct kernels must be green.")] = 1,
+    mutant: Annotated[
+        list[str] | None, typer.Option("--mutant", help="Only this broken kernel. Repeatable.")
+    ] = None,
+    json_path: JsonOption = None,
+) -> None:
+    """Prove the verifier: every broken kernel must be found, no correct one flagged."""
+    from attnproof.verify import records, selftest
+    from attnproof.verify.mutants import catalogue
+
+    names = mutant or []
+    console = out_console()
+    with progress("selftest", selftest.steps(names)) as tick:
+        score = selftest.run(tier, seeds=seeds, names=names, tick=tick)
+    rows = [
+        (fate.operator.name, fate.operator.says, fate.how[:90] if fate.dead else "[bold red]survived[/]")
+        for fate in score.fates
+    ]
+    show(console, "broken kernels", "mutant", "mistake", "found by", rows=rows)
+    for alarm in score.alarms:
+        console.print(
+            f"[bold red]false alarm[/] {alarm.candidate}: {alarm.case.id} seed {alarm.seed}: {alarm.reason}",
+            soft_wrap=True,
+        )
+    console.print(score.sentence)
+    protocol = {
+        "tier": tier,
+        "seeds": seeds,
+        "mutant_set": catalogue.digest(),
+        "dead": score.dead,
+        "mutants": len(score.fates),
+        "alarms": len(score.alarms),
+        "sharpness": score.sentence,
+    }
+    write_json(json_path, records.record("selftest", protocol, selftest.entries(score)))
+    missed = len(score.survivors) / max(len(score.fates), 1)
+    if score.alarms or missed > (0.1 if tier == "smoke" else 0.0):
+        raise typer.Exit(UNTRUSTED)

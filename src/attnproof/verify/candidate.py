@@ -75,6 +75,8 @@ class Candidate:
         peer: only looked at: its deviations are findings and do not fail the run.
         refuse: why a case is not served, or None.
         witness: called after a run, names what really ran, or None where that cannot be told.
+        source: the file that it comes from, for the record.
+        child: the process that it runs in, in an adversarial run.
     """
 
     name: str
@@ -86,6 +88,16 @@ class Candidate:
     witness: Callable[[], str] | None = None
     source: str = ""
     peer: bool = False
+    child: Any = None
+
+    @property
+    def source_hash(self) -> str:
+        """A short hash of the file that the kernel comes from, empty where there is none."""
+        from hashlib import sha256
+        from pathlib import Path
+
+        path = Path(self.source)
+        return sha256(path.read_bytes()).hexdigest()[:12] if self.source and path.is_file() else ""
 
     @property
     def kind(self) -> Numerics:
@@ -186,7 +198,7 @@ def refusal(case: Case, traits: Traits, accepted: frozenset[str] | None) -> str 
         return f"takes {', '.join(traits.dtypes)}"
     if case.rows != "dense":
         return f"no {case.rows} rows"
-    if case.H != case.Hkv and not traits.gqa:
+    if case.Hkv != case.H and not traits.gqa:
         return "needs as many key heads as query heads"
     if traits.limits is not None:
         reason = traits.limits(case)

@@ -296,10 +296,13 @@ def _offset_v(case: Case, rng: np.random.Generator, q: Array, k: Array, v: Array
 
 
 def _needle(case: Case, rng: np.random.Generator, q: Array, k: Array, v: Array) -> Triple:
+    # each query matches one key, another one in every head
     code = np.where(k < 0, -1.0, 1.0)
-    chosen = rng.permutation(k.shape[-2])[np.arange(q.shape[-2]) % k.shape[-2]]
-    per_head = np.repeat(code[..., chosen, :], q.shape[1] // k.shape[1], axis=1)
-    return 16.0 * per_head, code, v
+    wanted = np.empty_like(q)
+    for head in range(q.shape[1]):
+        chosen = rng.permutation(k.shape[-2])[np.arange(q.shape[-2]) % k.shape[-2]]
+        wanted[:, head] = code[:, head * k.shape[1] // q.shape[1], chosen]
+    return 16.0 * wanted, code, v
 
 
 def _count(case: Case, rng: np.random.Generator, q: Array, k: Array, v: Array) -> Triple:
@@ -344,10 +347,11 @@ def _fp16_range(case: Case, rng: np.random.Generator, q: Array, k: Array, v: Arr
 
 
 def _abyss(case: Case, rng: np.random.Generator, q: Array, k: Array, v: Array) -> Triple:
-    # every logit is near -60000 and exact in fp32: a finite filler for -inf would outweigh all real keys
+    # every logit is near -70000, below the smallest float16, and exact in fp32: a finite filler for -inf that a half
+    # type can hold would outweigh all real keys
     q = np.round(q * 2) / 2
     k = np.round(k * 2) / 2
-    q[..., 0], k[..., 0] = 256.0, -1875.0 if case.dtype != "bfloat16" else -1872.0
+    q[..., 0], k[..., 0] = 256.0, -2192.0
     return q, k, v
 
 

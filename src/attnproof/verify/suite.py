@@ -17,7 +17,7 @@ from attnproof.cases import Case
 from attnproof.verify import guards
 from attnproof.verify.blas import one_thread
 from attnproof.verify.candidate import Candidate, Outputs, Skip
-from attnproof.verify.expected import control, expected
+from attnproof.verify.expected import control, expected, sampled_rows
 from attnproof.verify.inputs import Inputs, build
 from attnproof.verify.judge import TensorReport, judge, setting_for
 from attnproof.verify.oracle import Answer
@@ -77,8 +77,10 @@ class Answers:
         return self.kept[key]
 
 
-def run_case(candidate: Candidate, case: Case, seed: int = 0, answers: Answers | None = None) -> Verdict:
-    """One candidate on one case."""
+def run_case(
+    candidate: Candidate, case: Case, seed: int = 0, answers: Answers | None = None, *, explain: bool = True
+) -> Verdict:
+    """One candidate on one case; `explain` asks for a hint where it fails."""
     reason = candidate.refuse(case)
     if reason:
         return Verdict(case, candidate.name, SKIP, seed, reason)
@@ -102,9 +104,11 @@ def run_case(candidate: Candidate, case: Case, seed: int = 0, answers: Answers |
             f"raised {type(error).__name__}: {_first_line(error)}",
             seconds=time.monotonic() - started,
         )
-    verdict = judge_outputs(candidate, inputs, outputs, answers or Answers())
-    verdict.seconds = time.monotonic() - started
     changed = guards.changed(inputs, before)
+    if changed:
+        inputs = build(case, seed)  # the oracle must not see what the candidate made of them
+    verdict = judge_outputs(candidate, inputs, outputs, answers or Answers(), explain=explain)
+    verdict.seconds = time.monotonic() - started
     verdict.guards["G5 inputs kept"] = f"changed {', '.join(changed)}" if changed else "ok"
     if changed and verdict.status == PASS:
         verdict.status, verdict.reason = INVALID, f"wrote to its inputs: {', '.join(changed)}"
@@ -116,10 +120,16 @@ def _first_line(error: Exception) -> str:
     return lines[0] if lines else ""
 
 
-def judge_outputs(candidate: Candidate, inputs: Inputs, outputs: Outputs, answers: Answers) -> Verdict:
+def judge_outputs(
+    candidate: Candidate, inputs: Inputs, outputs: Outputs, answers: Answers, *, explain: bool = True
+) -> Verdict:
     """Compare what came out with the oracle's answer."""
     case = inputs.case
     answer, plain = answers.of(inputs)
+    rows = sampled_rows(case, inputs.seed)
+    if rows is not None:
+        picked = {name: value[:, :, rows] for name, value in outputs.values.items() if name in ("out", "lse")}
+        outputs = Outputs(picked, outputs.raw, outputs.notes)
     stored = {}
     if inputs.bias is not None:
         stored["dbias"] = inputs.bias.dtype
@@ -136,6 +146,8 @@ def judge_outputs(candidate: Candidate, inputs: Inputs, outputs: Outputs, answer
     if broken:
         verdict.status = FAIL
         verdict.reason = "; ".join(f"{report.tensor}: {_sentence(report)}" for report in broken)
+        if not explain:
+            return verdict
         from attnproof.verify.diagnose import diagnose
 
         verdict.hint = diagnose(candidate, inputs, outputs, answer, setting, broken)

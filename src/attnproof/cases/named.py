@@ -1,128 +1,15 @@
-"""Named cases: the one list that tests, verification, tuning, measuring and reports read.
-
-A case is a shape, a dtype, a way to make the numbers, a mask and the score options; it holds no array. Its
-`id` is stable (`name/dtype`), so a record, a replay command and a test all mean the same inputs:
-`verify.inputs.build(case, seed)` makes them from `(name, seed)` alone.
-"""
+"""The named cases, group by group."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
-from math import sqrt
+from dataclasses import replace
+
+from attnproof.cases.case import UNBOUNDED, Case
 
 LOW = ("float16", "bfloat16")
 HALF_AND_SINGLE = ("float16", "bfloat16", "float32")
 EVERY = ("float16", "bfloat16", "float32", "float64")
-UNBOUNDED = -1
-
-# generators whose roundings are independent enough for the statistical gates; the others get the hard bound only
-RANDOM = frozenset(
-    {"normal", "uniform", "peaked4", "large_v", "common_k", "heavy_tail", "last_channels", "sink_token"}
-)
-GAUSSIAN = frozenset({"normal"})
-
-
-@dataclass(frozen=True, kw_only=True)
-class Case:
-    """One named input.
-
-    Attributes:
-        name: stable name, unique in the pool.
-        group: the row of the summary table that it belongs to.
-        dtype: dtype of q, k and v by name.
-        B, H, Hkv, M, N, D, Dv: sizes as in the glossary; M and N are the largest lengths when rows are packed.
-        generator: how q, k, v and dout are drawn.
-        keep, keep_axes: boolean mask generator and the axes on which it is stored ("BHMN" with 1 for broadcast).
-        bias, bias_axes, bias_dtype: additive bias likewise; dtype "q" means that of q.
-        layout: how the arrays lie in memory: bhmd, bmhd, offset, strided, transposed, expanded, qkv, far.
-        rows: dense, packed, cached or paged; lens_q and lens_k are the lengths per sequence then.
-        append: how many of lens_k are handed over as new keys (cached and paged rows only).
-        diagnostic: true where a decoy may pass by construction; such a case never counts as proof of power.
-    """
-
-    name: str
-    group: str
-    dtype: str = "float32"
-    B: int = 1
-    H: int = 4
-    Hkv: int = 4
-    M: int = 64
-    N: int = 64
-    D: int = 64
-    Dv: int = 64
-    generator: str = "normal"
-    causal: bool = False
-    align: str = "bottom_right"
-    window: tuple[int, int] = (UNBOUNDED, UNBOUNDED)
-    keep: str = ""
-    keep_axes: str = "11MN"
-    bias: str = ""
-    bias_axes: str = "BHMN"
-    bias_dtype: str = "q"
-    alibi: bool = False
-    softcap: float = 0.0
-    sink: bool = False
-    scale: float | None = None
-    dropout_p: float = 0.0
-    layout: str = "bhmd"
-    rows: str = "dense"
-    lens_q: tuple[int, ...] = ()
-    lens_k: tuple[int, ...] = ()
-    append: int = 0
-    page: int = 0
-    backward: bool = False
-    dlse: bool = False
-    diagnostic: bool = False
-    tags: tuple[str, ...] = ()
-
-    @property
-    def id(self) -> str:
-        """Name and dtype: what a person types to replay it."""
-        return f"{self.name}/{self.dtype}"
-
-    @property
-    def softmax_scale(self) -> float:
-        """The scale that the case asks for: 1/sqrt(D) of the true D when it names none."""
-        if self.scale is not None:
-            return self.scale
-        return 1.0 / sqrt(self.D) if self.D else 1.0
-
-    @property
-    def statistical(self) -> bool:
-        """Whether the roundings are independent enough for the z statistics."""
-        return self.generator in RANDOM and min(self.M, self.N) > 0
-
-    @property
-    def features(self) -> tuple[str, ...]:
-        """Options beyond plain attention that a candidate must take for this case."""
-        named = {
-            "gqa": self.H != self.Hkv,
-            "uneven head dims": self.D != self.Dv,
-            "mask": bool(self.keep),
-            "window": self.window != (UNBOUNDED, UNBOUNDED),
-            "bias": bool(self.bias),
-            "alibi_slopes": self.alibi,
-            "softcap": self.softcap > 0,
-            "sink": self.sink,
-            "dropout_p": self.dropout_p > 0,
-            "align": self.causal and self.align == "top_left" and self.M != self.N,
-            "lse gradient": self.dlse,
-            self.rows: self.rows != "dense",
-        }
-        return tuple(name for name, needed in named.items() if needed)
-
-    def describe(self) -> str:
-        """One line for a reader: sizes, then everything that is not the default."""
-        size = f"B{self.B} H{self.H}" + (f"/{self.Hkv}" if self.Hkv != self.H else "")
-        size += f" M{self.M} N{self.N} D{self.D}" + (f"/{self.Dv}" if self.Dv != self.D else "")
-        extra = [self.generator] if self.generator != "normal" else []
-        extra += ["causal" if self.align == "bottom_right" else "causal top-left"] if self.causal else []
-        extra += [self.layout] if self.layout != "bhmd" else []
-        extra += [name for name in self.features if name not in ("gqa", "align", "uneven head dims")]
-        extra += [f"scale {self.scale:g}"] if self.scale is not None else []
-        extra += ["backward"] if self.backward else []
-        return ", ".join([size, *extra])
 
 
 def _grow(case: Case, dtypes: Iterable[str]) -> list[Case]:
@@ -155,7 +42,11 @@ def _boundary() -> list[Case]:
     for M, N in sizes:
         for causal in (False, True):
             name = f"edge-{M}x{N}" + ("-causal" if causal else "")
-            pool += _dense(name, "boundary", M, N, HALF_AND_SINGLE, causal=causal, backward=True, H=2)
+            # one key: every average is the right answer
+            easy = N == 1
+            pool += _dense(
+                name, "boundary", M, N, HALF_AND_SINGLE, causal=causal, backward=True, H=2, diagnostic=easy
+            )
     pool += _dense("gqa-257x1000-causal", "boundary", 257, 1000, HALF_AND_SINGLE, causal=True, Hkv=2)
     pool += _dense("gqa-129x191-causal-grad", "boundary", 129, 191, EVERY, causal=True, Hkv=2, backward=True)
     pool += _dense("prime-211x307", "boundary", 211, 307, EVERY, H=2, D=37, backward=True)
@@ -252,7 +143,9 @@ def _scores() -> list[Case]:
     pool += _dense("alibi", "scores", 150, 220, HALF_AND_SINGLE, alibi=True, backward=True)
     pool += _dense("alibi-causal", "scores", 180, 180, LOW, alibi=True, causal=True, backward=True)
     pool += _dense("sink", "scores", 120, 170, HALF_AND_SINGLE, sink=True, backward=True)
-    pool += _dense("sink-causal-dead", "scores", 150, 90, LOW, sink=True, causal=True, backward=True)
+    pool += _dense(
+        "sink-causal-dead", "scores", 150, 90, LOW, sink=True, causal=True, backward=True, dlse=True
+    )
     pool += _dense("scale-one", "scores", 100, 130, LOW, scale=1.0, D=16, H=2, backward=True)
     pool += _dense("scale-negative", "scores", 100, 130, LOW, scale=-0.2, H=2, backward=True)
     pool += _dense(
@@ -266,7 +159,7 @@ def _scores() -> list[Case]:
         H=2,
         backward=True,
     )
-    pool += _dense("scale-zero", "scores", 100, 130, LOW, scale=0.0, H=2)
+    pool += _dense("scale-zero", "scores", 100, 130, LOW, scale=0.0, H=2, diagnostic=True)
     pool += _dense(
         "everything",
         "scores",
@@ -511,6 +404,7 @@ def _dropout() -> list[Case]:
 def _long() -> list[Case]:
     pool = _dense("long-2048-grad", "length", 2048, 2048, LOW, H=1, backward=True)
     pool += _dense("long-keys-16384", "length", 16, 16384, LOW, H=1)
+    pool += _dense("long-square-16384", "length", 16384, 16384, ("bfloat16",), H=1, causal=True, sample=256)
     pool += _dense("long-far-tail", "length", 64, 4100, HALF_AND_SINGLE, H=2)
     return pool
 
@@ -535,18 +429,3 @@ def pool() -> tuple[Case, ...]:
         _long,
     )
     return tuple(case for maker in makers for case in maker())
-
-
-def find(identifier: str) -> Case:
-    """The case with this id.
-
-    Raises:
-        KeyError: no case has it; the message lists the nearest ids.
-    """
-    from difflib import get_close_matches
-
-    by_id = {case.id: case for case in pool()}
-    if identifier in by_id:
-        return by_id[identifier]
-    near = ", ".join(get_close_matches(identifier, by_id, n=4, cutoff=0.3)) or "none is close"
-    raise KeyError(f"case: expected a known id, got {identifier!r} (nearest: {near})")
