@@ -1,6 +1,6 @@
 """Time the Triton backend against its peers on the GPU at hand, interleaved in one process, and write the records.
 
-Usage: gpu_measure.py OUT [dense] [variants] [decode] [host]
+Usage: gpu_measure.py OUT [dense] [variants] [decode] [host] [VARIANT:D:N ...]
 
 Peers are torch's own: SDPA flash, SDPA cuDNN and FlexAttention, the last compiled afresh for every shape (after a few
 shapes torch.compile would drop it to eager). TFLOP/s count the pairs that the mask allows, exactly.
@@ -35,7 +35,7 @@ sdpa = torch.nn.functional.scaled_dot_product_attention
 
 def cells(groups: list[str]) -> list[tuple[str, int, int]]:
     """(variant, head dim, length)."""
-    found = []
+    found = [(v, int(d), int(n)) for v, d, n in (at.split(":") for at in groups if ":" in at)]
     if "dense" in groups:
         found += [(v, d, n) for n in LENGTHS for d in (64, 128, 256) for v in ("full", "causal")]
     if "variants" in groups:

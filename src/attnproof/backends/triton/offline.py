@@ -40,6 +40,7 @@ TYPES = {
     torch.float16: "fp16",
     torch.float32: "fp32",
     torch.bool: "i1",
+    torch.int8: "i8",
     torch.int32: "i32",
     torch.int64: "i64",
 }
