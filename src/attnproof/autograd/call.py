@@ -43,7 +43,7 @@ def call(kind: str, arrays: tuple[Any, ...], options: Options) -> tuple[Tensor, 
 def run(kind: str, arrays: tuple[Any, ...], options: Options) -> tuple[Tensor, Tensor]:
     """``call``, when nothing is being compiled."""
     device = arrays[0].device.type
-    if torch.is_autocast_enabled(device):
+    if device != "meta" and torch.is_autocast_enabled(device):
         arrays, options = _autocast(device, arrays, options)
     backend, problem, tensors = _bound(kind, arrays, options)
     out, lse = attend(backend, problem, tensors)
