@@ -6,16 +6,19 @@ came in.
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from typing import Any
 
 from . import cache, checks, dispatch
 from .arrays import is_torch, transpose
-from .backends import Backend
 from .dispatch import Explanation
 from .errors import DtypeError, Unsupported
-from .problem import GRADIENTS, Bound, Grads, Options, bind, bind_decode, bind_varlen
+from .problem import GRADIENTS, Grads, Options, bind, bind_call
 
 Window = tuple[int, int]
+
+_AUTOGRAD = f"{__package__}.autograd"
 
 
 def attention(
@@ -74,7 +77,11 @@ def attention(
     >>> attention(q, k, v, causal=True)[0, 0].tolist()
     [[0.0, 1.0, 2.0, 3.0], [2.0, 3.0, 4.0, 5.0]]
     """
-    return _dense(q, k, v, **_options(locals()))[0]
+    options = Options(
+        causal, window, mask, bias, alibi_slopes, softcap, sink,
+        scale, dropout_p, seed, deterministic, align, layout, backend,
+    )  # fmt: skip
+    return _call("dense", (q, k, v), options)[0]
 
 
 def attention_with_lse(
@@ -103,7 +110,11 @@ def attention_with_lse(
         ``(out, lse)``; lse float32 (float64 for float64 inputs) [B, H, M], whatever the layout; -inf for a query that
         sees no key. Both are differentiable.
     """
-    return _dense(q, k, v, **_options(locals()))
+    options = Options(
+        causal, window, mask, bias, alibi_slopes, softcap, sink,
+        scale, dropout_p, seed, deterministic, align, layout, backend,
+    )  # fmt: skip
+    return _call("dense", (q, k, v), options)
 
 
 def attention_varlen(
@@ -144,7 +155,12 @@ def attention_varlen(
     Returns:
         out [Tq, H, Dv]; rows past the last sequence are zeros. Other arguments as in ``attention``.
     """
-    return _packed(*_varlen_arguments(locals()))[0]
+    options = Options(
+        causal, window, mask, bias, alibi_slopes, softcap, sink,
+        scale, dropout_p, seed, deterministic, align, "bhmd", backend,
+    )  # fmt: skip
+    arrays = (q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+    return _call("packed", arrays, options)[0]
 
 
 def attention_varlen_with_lse(
@@ -171,7 +187,12 @@ def attention_varlen_with_lse(
     backend: str = "auto",
 ) -> tuple[Any, Any]:
     """``attention_varlen``, and lse [H, Tq]; rows past the last sequence have -inf."""
-    return _packed(*_varlen_arguments(locals()))
+    options = Options(
+        causal, window, mask, bias, alibi_slopes, softcap, sink,
+        scale, dropout_p, seed, deterministic, align, "bhmd", backend,
+    )  # fmt: skip
+    arrays = (q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k)
+    return _call("packed", arrays, options)
 
 
 def attention_decode(
@@ -220,14 +241,15 @@ def attention_decode(
 
     Other arguments as in ``attention``.
     """
-    options = Options(**_options(locals()))
+    options = Options(
+        causal, window, mask, bias, alibi_slopes, softcap, sink,
+        scale, dropout_p, seed, deterministic, align, layout, backend,
+    )  # fmt: skip
     if _wants_grad(q, k_cache, v_cache, k_new, v_new, bias, alibi_slopes, sink):
         raise Unsupported("attention_decode", "no gradient through a cache written in place; use attention()")
     append = cache.plan(k_cache, v_cache, cache_seqlens, k_new, v_new, block_table, layout)
-    bound = bind_decode(q, k_cache, v_cache, append.after, block_table, options, num_splits)
-    chosen = dispatch.choose(bound.problem, backend)
-    append.write()
-    return _run(bound, chosen)[0]
+    arrays = (q, k_cache, v_cache, append.after, block_table, num_splits)
+    return _call("decode", arrays, options, before=append.write)[0]
 
 
 def attention_backward(
@@ -267,7 +289,7 @@ def attention_backward(
     chosen = dispatch.choose(problem, given.backend)
     grads = dispatch.backward(chosen, problem, tensors, rows[0], lse, rows[1], dlse, asked)
     if problem.layout == "bmhd":
-        return Grads(*(None if x is None else transpose(x, 1, 2) for x in grads[:3]), *grads[3:])
+        return Grads._make([*(None if x is None else transpose(x, 1, 2) for x in grads[:3]), *grads[3:]])
     return grads
 
 
@@ -280,40 +302,27 @@ def explain(q: Any, k: Any, v: Any, **options: Any) -> Explanation:
     return dispatch.explain(bind(q, k, v, given).problem, given.backend)
 
 
-_SHARED = tuple(Options.__dataclass_fields__)
+def _call(
+    kind: str, arrays: tuple[Any, ...], options: Options, before: Callable[[], None] | None = None
+) -> tuple[Any, Any]:
+    """Bind, choose, run; what torch adds (gradients, transforms, compilation) is in ``autograd``.
 
-
-def _options(arguments: dict[str, Any]) -> dict[str, Any]:
-    return {name: arguments[name] for name in _SHARED if name in arguments}
-
-
-def _varlen_arguments(given: dict[str, Any]) -> tuple[Any, ...]:
-    names = ("q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k")
-    return (*(given[name] for name in names), Options(**_options(given)))
-
-
-def _dense(q: Any, k: Any, v: Any, **given: Any) -> tuple[Any, Any]:
-    options = Options(**given)
-    bound = bind(q, k, v, options)
-    return _run(bound, dispatch.choose(bound.problem, options.backend))
-
-
-def _packed(*arguments: Any) -> tuple[Any, Any]:
-    bound = bind_varlen(*arguments)
-    return _run(bound, dispatch.choose(bound.problem, arguments[-1].backend))
-
-
-def _run(bound: Bound, backend: Backend) -> tuple[Any, Any]:
-    problem, tensors = bound
-    if is_torch(tensors.q):
-        from .autograd import attend
-
-        out, lse = attend(backend, problem, tensors)
-    else:
-        out, lse = dispatch.forward(backend, problem, tensors)
-    if problem.rows == "packed":
+    ``before`` is called when nothing can refuse the call any more.
+    """
+    if is_torch(arrays[0]):
+        # an import statement costs more than everything else here, so the loaded module is asked for first
+        autograd = sys.modules.get(_AUTOGRAD)
+        if autograd is None:
+            from . import autograd
+        return autograd.call(kind, arrays, options, before)
+    problem, tensors = bind_call(kind, arrays, options)
+    backend = dispatch.choose(problem, options.backend)
+    if before is not None:
+        before()
+    out, lse = dispatch.forward(backend, problem, tensors)
+    if kind == "packed":
         return transpose(out, 0, 1), lse
-    return (transpose(out, 1, 2) if problem.layout == "bmhd" else out), lse
+    return (transpose(out, 1, 2) if options.layout == "bmhd" else out), lse
 
 
 def _wants_grad(*arrays: Any) -> bool:

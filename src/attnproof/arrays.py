@@ -53,10 +53,8 @@ def to_numpy(x: Any) -> Any:
     if not is_torch(x):
         return x.view(np.uint16) if dtype_name(x) == "bfloat16" else x
     torch = sys.modules["torch"]
-    host = x.detach().cpu()
-    if host.is_conj() or host.is_neg():
-        host = host.resolve_conj().resolve_neg()
-    return host.view(torch.uint16).numpy() if host.dtype == torch.bfloat16 else host.numpy()
+    # force: detached, copied from a device, and negated where torch only noted that it should be
+    return (x.detach().view(torch.uint16) if x.dtype == torch.bfloat16 else x).numpy(force=True)
 
 
 def from_numpy(x: Any, like: Any, name: str | None = None) -> Any:

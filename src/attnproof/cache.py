@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import checks
-from .arrays import as_int32, device_type, transpose
+from .arrays import as_int32, transpose
 from .errors import ShapeError, expected
 
 
@@ -35,7 +35,7 @@ class Append:
         """Store the new tokens behind the valid ones of each sequence."""
         if not self.new or 0 in self.new[0].shape[:3:2]:
             return
-        if not _on_host(self.before):
+        if not checks.host_known(self.before):
             self._write_on_device()
             return
         for b, start in enumerate(self.before.tolist()):
@@ -127,13 +127,9 @@ def plan(
     return Append(caches, new, lengths, _after(lengths, count, capacity), table)
 
 
-def _on_host(x: Any) -> bool:
-    return device_type(x) == "cpu"
-
-
 def _after(lengths: Any, count: int, capacity: int) -> Any:
     """Valid tokens after the append; on a device, where nobody waits for them, never past the capacity."""
-    if not _on_host(lengths):
+    if not checks.host_known(lengths):
         return (lengths + count).clamp(max=capacity)
     need = max(lengths.tolist(), default=0) + count
     if need > capacity:

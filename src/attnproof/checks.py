@@ -117,9 +117,8 @@ def backward(problem: Problem, needs: Any, seed: Any, q: Any, **arrays: Any) -> 
         "lse": ((B, H, M), problem.lse_dtype),
         "dlse": ((B, H, M), problem.lse_dtype),
     }
-    for name, x in arrays.items():
-        if x is None and name == "dlse":
-            continue
+    given = {name: x for name, x in arrays.items() if name != "dlse" or x is not None}
+    for name, x in given.items():
         shape, dtype = wanted_of[name]
         _beside(name, x, q)
         if dtype_name(x) != dtype:
@@ -230,7 +229,7 @@ def deterministic(x: Any, q: Any) -> bool:
 
 
 def _is_word(x: Any) -> bool:
-    return isinstance(x, (int, np.integer)) and -(2**63) <= x < 2**63
+    return isinstance(x, (int, np.integer)) and -(2**63) <= int(x) < 2**63
 
 
 def _rng_array(seed: Any, q: Any) -> Any:
@@ -250,15 +249,20 @@ def _rng_array(seed: Any, q: Any) -> Any:
     return seed
 
 
-def _host_known(x: Any) -> bool:
-    """Whether values can be read without waiting for a device, and now (not while a graph is traced)."""
+def host_known(x: Any) -> bool:
+    """Whether values can be read without waiting for a device, and now (not while a graph is traced or mapped)."""
     if device_type(x) != "cpu":
         return False
     if not is_torch(x):
         return True
     import torch
 
-    return not torch.compiler.is_compiling()
+    if torch.compiler.is_compiling():
+        return False
+    from torch._C._functorch import is_functorch_wrapped_tensor
+
+    ordinary = type(x) in (torch.Tensor, torch.nn.Parameter) and not torch._C._len_torch_dispatch_stack()
+    return ordinary and not is_functorch_wrapped_tensor(x)
 
 
 def cumulative(name: str, cu: Any, tokens: int, q: Any, *, given: int | None, limit: str) -> tuple[Any, int]:
@@ -268,10 +272,8 @@ def cumulative(name: str, cu: Any, tokens: int, q: Any, *, given: int | None, li
         raise ShapeError(expected(name, "shape [B + 1]", tuple(cu.shape)))
     if given is not None:
         given = _length(limit, given)
-    if not _host_known(cu):
-        if given is None:
-            given = int((cu[1:] - cu[:-1]).max()) if cu.shape[0] > 1 else 0
-        return cu, given
+    if not host_known(cu):
+        return cu, int((cu[1:] - cu[:-1]).max()) if given is None else given
     values = cu.tolist()
     if values[0] != 0:
         raise ShapeError(expected(name, "0 as its first entry", values[0]))
@@ -288,7 +290,7 @@ def cumulative(name: str, cu: Any, tokens: int, q: Any, *, given: int | None, li
 
 
 def _length(name: str, x: Any) -> int:
-    if isinstance(x, bool) or not isinstance(x, (int, np.integer)):
+    if is_torch(x) or isinstance(x, (bool, float)):
         raise DtypeError(
             expected(name, "a Python int (reading a tensor would wait for the device)", type(x).__name__)
         )
@@ -312,7 +314,7 @@ def lengths(name: str, x: Any, B: int, capacity: int, q: Any) -> Any:
     x = as_int32(name, x, q)
     if tuple(x.shape) != (B,):
         raise ShapeError(expected(name, f"shape [{B}]", tuple(x.shape)))
-    if _host_known(x):
+    if host_known(x):
         values = x.tolist()
         if min(values, default=0) < 0:
             raise ShapeError(expected(name, "0 or more", min(values)))
@@ -331,7 +333,7 @@ def table(x: Any, B: int, q: Any) -> Any:
 
 def pages(block_table: Any, valid: Any, page: int, pool: int) -> None:
     """Every page-table entry that is used names a page of the pool; unused ones may hold anything."""
-    if not (_host_known(block_table) and _host_known(valid)):
+    if not (host_known(block_table) and host_known(valid)):
         return
     for b, (row, length) in enumerate(zip(block_table.tolist(), valid.tolist(), strict=True)):
         used = row[: -(-length // page)] if page else []

@@ -16,7 +16,7 @@ from .errors import ShapeError, Unsupported, expected
 from .problem import Grads, Problem, Tensors
 
 # fastest first; the oracle last
-ORDER = ("streaming", "reference")
+ORDER = ("triton", "native", "streaming", "math", "reference")
 NEVER_AUTO = frozenset({"reference"})
 
 
@@ -98,6 +98,8 @@ def explain(problem: Problem, name: str = "auto") -> Explanation:
 
 def forward(backend: Backend, problem: Problem, tensors: Tensors) -> tuple[Any, Any]:
     """Run a backend on arrays of either kind; results are of the kind and on the device of q."""
+    if backend.kind == "torch" and is_torch(tensors.q):
+        return backend.forward(problem, tensors)
     out, lse = backend.forward(problem, _to_kind(backend, tensors))
     return _back(out, tensors.q, problem.dtype), _back(lse, tensors.q, problem.lse_dtype)
 
@@ -112,9 +114,9 @@ def backward(
     dlse: Any,
     needs: Needs,
 ) -> Grads:
-    """Run a backend's backward on arrays of either kind; a cache has none, being written in place."""
-    if problem.rows in ("cached", "paged"):
-        raise Unsupported(backend.name, "no gradient through a cache written in place; use attention()")
+    """Run a backend's backward on arrays of either kind."""
+    if backend.kind == "torch" and is_torch(tensors.q):
+        return backend.backward(problem, tensors, out, lse, dout, dlse, needs)
     given = _to_kind(backend, Tensors(out, lse, dout, dlse))
     grads = backend.backward(problem, _to_kind(backend, tensors), *given[:4], needs)
     dtypes = (*(problem.dtype,) * 3, problem.bias_dtype, *(problem.lse_dtype,) * 2)

@@ -210,6 +210,35 @@ def band(i: Int, m: int, n: int, *, left: int, right: int, top_left: bool) -> tu
     return lo, np.maximum(hi, lo)
 
 
+def explicit_bounds(terms: tuple[Any, ...], b: Any, i: Any, m: Any, n: Any) -> Any:
+    """Intervals of explicit terms for query rows that torch counts: nothing is read on the host.
+
+    Args:
+        terms: ``Prefix`` and ``Explicit``; the intervals of the latter may be tensors.
+        b: sequence of each row, int64 [...].
+        i: position of each row in its sequence, int64 [...].
+        m: queries of its sequence, int or int64 [...].
+        n: keys of its sequence, int or int64 [...].
+
+    Returns:
+        int32 [..., 2] on the device of ``i``.
+    """
+    import torch
+
+    lo, hi = torch.zeros_like(i), torch.full_like(i, BIG)
+    for term in terms:
+        if isinstance(term, Prefix):
+            lengths = torch.tensor(term.lengths, device=i.device)
+            hi = torch.minimum(
+                hi, torch.maximum(i + (n - m + 1), lengths[b if len(term.lengths) > 1 else b * 0])
+            )
+            continue
+        given = (torch.as_tensor(x, device=i.device) for x in (term.lo, term.hi))
+        term_lo, term_hi = (x[i] if x.ndim == 1 else x[b if x.shape[0] > 1 else b * 0, i] for x in given)
+        lo, hi = torch.maximum(lo, term_lo), torch.minimum(hi, term_hi)
+    return torch.stack((lo, hi), dim=-1).to(torch.int32)
+
+
 def classify(lo: Int, hi: Int, n: int, block_m: int, block_n: int) -> npt.NDArray[np.int8]:
     """Tile classes from intervals; rows and keys past the end do not make a tile an edge."""
     starts = np.arange(0, n, block_n)
@@ -245,9 +274,10 @@ def window(left: int, right: int) -> Mask:
 
 def prefix(length: int | Sequence[int]) -> Mask:
     """Causal, but the first ``length`` keys (one number, or one per sequence) are seen by every query."""
-    one = hasattr(type(length), "__index__") and not getattr(length, "ndim", 0)
+    given: Any = length
+    one = hasattr(type(given), "__index__") and not getattr(given, "ndim", 0)  # arrays have __index__ too
     try:
-        lengths = tuple(index(x) for x in ((length,) if one else length))
+        lengths = tuple(index(x) for x in ((given,) if one else given))
     except TypeError:
         raise DtypeError(expected("prefix", "an integer, or one per sequence", repr(length))) from None
     if not lengths or min(lengths) < 0:

@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 from . import checks
 from .arrays import broadcast, device_type, dtype_name, is_torch, transpose
 from .errors import ShapeError, expected
-from .masks import BIG, Mask, as_mask, causal, window
+from .masks import BIG, Mask, as_mask, causal, explicit_bounds, window
 
 Rows = Literal["dense", "packed", "cached", "paged"]
 GRADIENTS = ("q", "k", "v", "bias", "alibi_slopes", "sink")
@@ -131,8 +131,7 @@ class Grads(NamedTuple):
     dsink: Any = None
 
 
-@dataclass(frozen=True)
-class Options:
+class Options(NamedTuple):
     """The keyword arguments that every public function shares; see ``api.attention``."""
 
     causal: bool = False
@@ -248,6 +247,18 @@ def bind_decode(
     return Bound(replace(problem, num_splits=checks.splits(num_splits)), tensors)
 
 
+def bind_call(kind: str, arrays: tuple[Any, ...], options: Options) -> Bound:
+    """``bind``, ``bind_varlen`` or ``bind_decode`` by the kind of call: "dense", "packed" or "decode"."""
+    if kind == "dense":
+        q, k, v = arrays
+        return bind(q, k, v, options)
+    if kind == "packed":
+        q, k, v, cu_q, cu_k, max_q, max_k = arrays
+        return bind_varlen(q, k, v, cu_q, cu_k, max_q, max_k, options)
+    q, k, v, lengths, block_table, num_splits = arrays
+    return bind_decode(q, k, v, lengths, block_table, options, num_splits)
+
+
 def _canonical(x: Any, layout: str) -> Any:
     if layout == "bhmd":
         return x
@@ -312,12 +323,34 @@ def _scale(scale: float | None, d: int) -> float:
 
 def _bounds(mask: Mask, tensors: Tensors, sizes: _Sizes) -> Any:
     """Explicit terms as one int32 array; the band stays in the Problem and is intersected by the backend."""
-    import numpy as np
-
     fixed = sizes.rows == "dense"
     for term in mask.terms:
         term.check(sizes.B, sizes.M if fixed else None, sizes.N if fixed else None)
-    given = Mask(terms=mask.terms)
+    lengths = [x for x in (tensors.cu_q, tensors.cu_k, tensors.lengths) if x is not None]
+    if is_torch(tensors.q) and not all(checks.host_known(x) for x in (tensors.q, *lengths)):
+        return explicit_bounds(mask.terms, *_rows_of_device(tensors, sizes))
+    return _bounds_on_host(Mask(terms=mask.terms), tensors, sizes)
+
+
+def _rows_of_device(tensors: Tensors, sizes: _Sizes) -> tuple[Any, Any, Any, Any]:
+    """Sequence, position, query length and key length of every query row, without waiting for a device."""
+    import torch
+
+    device = tensors.q.device
+    if sizes.rows != "packed":
+        b = torch.arange(sizes.B, device=device)[:, None].expand(sizes.B, sizes.M)
+        i = torch.arange(sizes.M, device=device).expand(sizes.B, sizes.M)
+        return b, i, sizes.M, sizes.N if tensors.lengths is None else tensors.lengths.long()[:, None]
+    cu_q, cu_k = tensors.cu_q.long(), tensors.cu_k.long()
+    token = torch.arange(sizes.tokens[0], device=device)
+    # tokens of no sequence get some row's interval: no backend looks at it
+    b = (torch.searchsorted(cu_q, token, right=True) - 1).clamp(max=sizes.B - 1)
+    return b, (token - cu_q[b]).clamp(max=sizes.M - 1), (cu_q[1:] - cu_q[:-1])[b], (cu_k[1:] - cu_k[:-1])[b]
+
+
+def _bounds_on_host(given: Mask, tensors: Tensors, sizes: _Sizes) -> Any:
+    import numpy as np
+
     host = [None if x is None else x.tolist() for x in (tensors.cu_q, tensors.cu_k, tensors.lengths)]
     rows = []
     for b in range(sizes.B):

@@ -44,32 +44,29 @@ def kept(p: float, seed: int, offset: int, plane: int, i: int, j: int) -> bool:
 
 
 def visible(case: Case, b: int, m: int, n: int) -> Array:
-    """Bool [m, n] of everything but the boolean mask, one pair at a time."""
+    """Bool [m, n]: which pairs are allowed, by everything but the boolean mask."""
+    i, j = np.arange(m)[:, None], np.arange(n)[None, :]
     left, right = case.option("window", (-1, -1))
-    seen = np.zeros((m, n), bool)
-    for i in range(m):
-        for j in range(n):
-            at = j - (i + n - m)
-            ok = (left == -1 or at >= -left) and (right == -1 or at <= right)
-            if case.option("causal", False):
-                ok = ok and (j <= i if case.option("align", "bottom_right") == "top_left" else at <= 0)
-            seen[i, j] = ok and _mask_object(case, b, i, j, at)
-    return seen
-
-
-def _mask_object(case: Case, b: int, i: int, j: int, at: int) -> bool:
+    at = j - (i + n - m)
+    seen = np.full((m, n), True)
+    if left != -1:
+        seen &= at >= -left
+    if right != -1:
+        seen &= at <= right
+    if case.option("causal", False):
+        seen &= j <= i if case.option("align", "bottom_right") == "top_left" else at <= 0
     if case.mask == "prefix":
-        return at <= 0 or j < 9
+        seen &= (at <= 0) | (j < 9)
     if case.mask == "prefixes":
-        return at <= 0 or j < 3 + 5 * b
+        seen &= (at <= 0) | (j < 3 + 5 * b)
     if case.mask == "segments":
-        return segment(i) == segment(j)
-    return True
+        seen &= np.vectorize(segment)(i) == np.vectorize(segment)(j)
+    return seen
 
 
 def segment(position: int) -> int:
     """Uneven segments: 0..9, 10..13, 14..."""
-    return (position >= 10) + (position >= 14)
+    return int(position >= 10) + int(position >= 14)
 
 
 class Policy(NamedTuple):

@@ -24,7 +24,9 @@ from .problems import Array, Case
 DEVICE = os.environ.get("ATTNPROOF_TEST_DEVICE", "cpu")
 
 # what a backend may refuse, by name; a refusal outside of it fails. New backends state theirs here.
-REFUSES: dict[str, Callable[[Problem], bool]] = {}
+REFUSES: dict[str, Callable[[Problem], bool]] = {
+    "triton": lambda problem: problem.dtype == "float64" or max(problem.D, problem.Dv) > 256
+}
 
 # backends whose matrix unit takes p and dS as halves
 HALF_OPERANDS: frozenset[str] = frozenset({"triton", "hopper"})
@@ -40,6 +42,11 @@ class Target:
 
     def __str__(self) -> str:
         return f"{self.backend}-{self.kind}" + ("" if self.device == "cpu" else f"-{self.device}")
+
+    @property
+    def fast(self) -> bool:
+        """Whether large sizes are affordable: not under an interpreter."""
+        return self.device != "cpu" or self.backend != "triton"
 
     @property
     def half_operands(self) -> bool:
@@ -112,8 +119,17 @@ def _parameter(target: Target, *more: Any) -> Any:
     return pytest.param(target, *more, id="-".join(map(str, (target, *more))), marks=marks)
 
 
-# a test that is decorated with this runs on every backend and kind
+# a test that is decorated with one of these runs on every backend with these kinds
 every_target = pytest.mark.parametrize("target", [_parameter(target) for target in targets()])
+every_numpy_target = pytest.mark.parametrize(
+    "target", [_parameter(target) for target in targets() if target.kind == "numpy"]
+)
+every_torch_target = pytest.mark.parametrize(
+    "target", [_parameter(target) for target in targets() if target.kind == "torch"]
+)
+every_host_target = pytest.mark.parametrize(
+    "target", [_parameter(target) for target in targets() if target.device == "cpu"]
+)
 
 
 def every_target_and_case(cases: Sequence[Case], shared: Sequence[Case]) -> Any:

@@ -52,8 +52,13 @@ def eager_policy(dtype: str, half_operands: bool) -> Policy:
 
 @cache
 def expected(case: Case, half_operands: bool = False) -> dict[str, Allowed]:
-    """Right value and tolerance of out, lse and every gradient of a case."""
-    x = draw(case)
+    """Right value and tolerance of out, lse and every gradient of a case with its own arrays."""
+    return judge(case, draw(case), half_operands)
+
+
+def judge(case: Case, x: dict[str, Array], half_operands: bool = False) -> dict[str, Allowed]:
+    """Right value and tolerance of out, lse and every gradient of a case with these arrays."""
+    x = completed(case, x)
     compute = "float64" if case.dtype == "float64" else "float32"
     u, stored = ROUNDOFF[compute], ROUNDOFF[case.dtype]
     exact = attend(case, x, exact_policy(case.dtype), u, stored if stored > u else 0)
@@ -79,6 +84,24 @@ def expected(case: Case, half_operands: bool = False) -> dict[str, Allowed]:
         )
         made[name] = Allowed(right.value, tolerance)
     return made
+
+
+def held(case: Case, at: str, x: Array) -> Array:
+    """Values as the case's dtypes hold them."""
+    if x.dtype == bool:
+        return x
+    dtypes = {"bias": case.bias_dtype or case.dtype, "alibi_slopes": "float32", "dlse": "float32"}
+    with np.errstate(over="ignore"):
+        return representable(x, dtypes.get(at, case.dtype))
+
+
+def completed(case: Case, x: dict[str, Array]) -> dict[str, Array]:
+    """Arrays as the case's dtypes hold them, with a dout and a dlse where none are given."""
+    rng = np.random.default_rng(len(case.name))
+    shape = (*x["q"].shape[:-1], x["v"].shape[-1])
+    lse = (shape[1], shape[0]) if case.rows == "packed" else shape[:-1]
+    made = {"dout": rng.standard_normal(shape), "dlse": rng.standard_normal(lse), **x}
+    return {at: held(case, at, part) for at, part in made.items()}
 
 
 def assert_close(got: Array, allowed: Allowed, what: str) -> None:

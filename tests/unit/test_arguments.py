@@ -1,5 +1,7 @@
 """Every argument that makes no sense is refused with a message that names it, what was expected and what came."""
 
+# ruff: noqa: E501  a table of calls and messages reads line by line
+
 from __future__ import annotations
 
 import re
@@ -278,7 +280,7 @@ class TestTorchArguments:
         for at, x in {"bias": zeros(5, 7), "sink": zeros(4), "alibi_slopes": zeros(4)}.items():
             with pytest.raises(TypeError, match=f"^{at}: expected a torch tensor to match q, got ndarray$"):
                 self.call(**{at: x})
-        with pytest.raises(TypeError, match="^mask: expected a torch tensor to match q, got ndarray$"):
+        with pytest.raises(TypeError, match=r"^mask: expected a torch tensor to match q, got ndarray$"):
             self.call(mask=zeros(5, 7, dtype=bool))
 
     @pytest.mark.parametrize("dtype", ["int32", "complex64", "uint8", "bool"])
@@ -292,12 +294,12 @@ class TestTorchArguments:
     def test_devices_are_not_mixed(self) -> None:
         import torch
 
-        with pytest.raises(TypeError, match="^k: expected device cpu to match q, got meta$"):
+        with pytest.raises(TypeError, match=r"^k: expected device cpu to match q, got meta$"):
             self.call(k=torch.zeros(2, 2, 7, 8, device="meta"))
-        with pytest.raises(TypeError, match="^bias: expected device cpu to match q, got meta$"):
+        with pytest.raises(TypeError, match=r"^bias: expected device cpu to match q, got meta$"):
             self.call(bias=torch.zeros(5, 7, device="meta"))
         q, k = torch.zeros(9, 4, 8), torch.zeros(9, 2, 8)
-        with pytest.raises(TypeError, match="^cu_seqlens_q: expected device cpu to match q, got meta$"):
+        with pytest.raises(TypeError, match=r"^cu_seqlens_q: expected device cpu to match q, got meta$"):
             attention_varlen(
                 q, k, k, torch.zeros(3, dtype=torch.int32, device="meta"), torch.tensor([0, 3, 9])
             )
@@ -317,9 +319,9 @@ class TestTorchArguments:
         q, k = torch.zeros(9, 4, 8), torch.zeros(9, 2, 8)
         for cu in (torch.tensor([0, 9]), torch.tensor([0, 9], dtype=torch.int32), np.array([0, 9]), [0, 9]):
             assert (9, 4, 8) == tuple(attention_varlen(q, k, k, cu, cu).shape)
-        with pytest.raises(TypeError, match="^cu_seqlens_q: expected int32 or int64, got float32$"):
+        with pytest.raises(TypeError, match=r"^cu_seqlens_q: expected int32 or int64, got float32$"):
             attention_varlen(q, k, k, torch.tensor([0.0, 9]), torch.tensor([0, 9]))
-        with pytest.raises(ValueError, match="^cu_seqlens_q: expected at most 9 tokens, got 2147483647$"):
+        with pytest.raises(ValueError, match=r"^cu_seqlens_q: expected at most 9 tokens, got 2147483647$"):
             attention_varlen(q, k, k, torch.tensor([0, 2**32 + 9]), torch.tensor([0, 9]))
 
     def test_an_unrepeatable_backward_is_refused_in_deterministic_mode(self) -> None:
@@ -330,7 +332,7 @@ class TestTorchArguments:
         try:
             self.call(deterministic=True)
             with pytest.raises(
-                attnproof.Unsupported, match="^attention: deterministic=False was asked for while"
+                attnproof.Unsupported, match=r"^attention: deterministic=False was asked for while"
             ):
                 self.call(deterministic=False)
         finally:
@@ -342,5 +344,5 @@ class TestTorchArguments:
         given = {"v": torch.ones(2, 2, 7, 6), "dropout_p": 0.5}
         right = self.call(**given, seed=(7, 3))
         assert right.tolist() == self.call(**given, seed=torch.tensor([7, 3])).tolist()
-        with pytest.raises(TypeError, match="^seed: expected a torch tensor to match q, got ndarray$"):
+        with pytest.raises(TypeError, match=r"^seed: expected a torch tensor to match q, got ndarray$"):
             self.call(**given, seed=np.array([7, 3]))

@@ -245,7 +245,7 @@ def test_a_backend_that_refuses_has_written_nothing(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(streaming, "why_not", lambda problem: "it is closed today")
     x = arrays()
     before = x["k_cache"].copy()
-    with pytest.raises(Unsupported, match="^streaming: it is closed today$"):
+    with pytest.raises(Unsupported, match=r"^streaming: it is closed today$"):
         decode(x, backend="streaming")
     assert before.tolist() == x["k_cache"].tolist()
 
@@ -281,7 +281,7 @@ def test_a_cache_has_no_gradient_and_says_so() -> None:
     x = {at: torch.from_numpy(part) for at, part in arrays().items()}
     x["q"].requires_grad_()
     before = x["k_cache"].clone()
-    with pytest.raises(Unsupported, match="^attention_decode: no gradient through a cache written in place"):
+    with pytest.raises(Unsupported, match=r"^attention_decode: no gradient through a cache written in place"):
         decode(x, torch.from_numpy(BEFORE))
     assert torch.equal(before, x["k_cache"])
     with torch.no_grad():

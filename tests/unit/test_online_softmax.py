@@ -179,10 +179,11 @@ def test_the_gradient_of_merge_is_finite_beside_empty_sets() -> None:
     assert all(bool(torch.isfinite(grad).all()) for grad in grads)
 
 
+KIND = "a NumPy array or torch tensor, all of one kind"
 OUT, LSE = np.zeros((2, 3, 4)), np.zeros((2, 3))
 BAD_PARTS = {
-    "lists": (([[1.0]], LSE, OUT, LSE), DtypeError, "out_a: expected a NumPy array or torch tensor, all of one kind, got list"),
-    "a number for lse": ((OUT, 1.0, OUT, LSE), DtypeError, "lse_a: expected a NumPy array or torch tensor, all of one kind, got float"),
+    "lists": (([[1.0]], LSE, OUT, LSE), DtypeError, f"out_a: expected {KIND}, got list"),
+    "a number for lse": ((OUT, 1.0, OUT, LSE), DtypeError, f"lse_a: expected {KIND}, got float"),
     "another dtype": (
         (OUT, LSE, OUT.astype(np.float32), LSE),
         DtypeError,
@@ -211,9 +212,10 @@ BAD_PARTS = {
     "axes in another order": (
         (OUT, LSE.T, OUT, LSE.T),
         ShapeError,
-        r"lse_a: expected shape \(2, 3\), that of out_a without its last axis \(transpose out to lse's order\), got \(3, 2\)",
+        r"lse_a: expected shape \(2, 3\), that of out_a without its last axis "
+        r"\(transpose out to lse's order\), got \(3, 2\)",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", BAD_PARTS)
@@ -226,7 +228,5 @@ def test_parts_that_do_not_fit_are_refused(name: str) -> None:
 
 def test_kinds_are_not_mixed() -> None:
     torch = pytest.importorskip("torch")
-    with pytest.raises(
-        DtypeError, match="^out_b: expected a NumPy array or torch tensor, all of one kind, got Tensor$"
-    ):
+    with pytest.raises(DtypeError, match=f"^out_b: expected {KIND}, got Tensor$"):
         merge(OUT, LSE, torch.from_numpy(OUT), LSE)

@@ -35,7 +35,7 @@ def test_the_generator_works_on_arrays_of_counters() -> None:
 
 
 def test_the_known_answer_decides_which_keys_stay() -> None:
-    """Key j of query i of plane b H + h under (seed, offset): the j mod 4-th word of counter (j // 4, i, plane, offset)."""
+    """Key j of query i goes by word j mod 4 of the counter (j // 4, i, b H + h, offset)."""
     counter, key, answer = (words(text) for text in KNOWN[2])
     quad, i, plane, offset = counter
     seed = key[0] | key[1] << 32

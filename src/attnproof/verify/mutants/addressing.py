@@ -108,8 +108,8 @@ ADDRESSING = (
         (
             (
                 LOOP,
-                "head.drop(p, rows, cols) @ head.load_keys(head.seq.tensors.v, cols)",
-                "head.drop(p, rows, cols)[:, np.r_[0:3, 4, 3, 5:p.shape[1]] if p.shape[1] > 4 else slice(None)] @ head.load_keys(head.seq.tensors.v, cols)",
+                "product(head.drop(p, rows, cols), head.load_keys(head.seq.tensors.v, cols))",
+                "product(head.drop(p, rows, cols)[:, np.r_[0:3, 4, 3, 5:p.shape[1]] if p.shape[1] > 4 else slice(None)], head.load_keys(head.seq.tensors.v, cols))",
             ),
         ),
     ),
@@ -143,7 +143,7 @@ ADDRESSING = (
     Operator(
         "head-dim-64",
         "only the first 64 channels enter the dot product",
-        ((LOOP, "s = capped = scaled_q @ k.T", "s = capped = scaled_q[:, :64] @ k[:, :64].T"),),
+        ((LOOP, "s = capped = product(scaled_q, k.T)", "s = capped = product(scaled_q[:, :64], k[:, :64].T)"),),
     ),
     Operator(
         "value-dim-of-keys",
@@ -178,8 +178,8 @@ ADDRESSING = (
         (
             (
                 LOOP,
-                "@ head.load_keys(head.seq.tensors.v, cols)\n",
-                "@ head.load_keys(below_boundary(head.seq.tensors.v), cols)\n",
+                "head.load_keys(head.seq.tensors.v, cols))\n",
+                "head.load_keys(below_boundary(head.seq.tensors.v), cols))\n",
             ),
             (
                 LOOP,

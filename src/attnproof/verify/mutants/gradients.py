@@ -20,11 +20,11 @@ GRADIENTS = (
         "the gradient of the lse has the wrong sign",
         ((LOOP, "return delta - np.where(dead", "return delta + np.where(dead"),),
     ),
-    Operator("dk-unscaled", "dk forgets the scale", ((LOOP, "+= scale * (ds.T @ q)", "+= ds.T @ q"),)),
+    Operator("dk-unscaled", "dk forgets the scale", ((LOOP, "+= scale * product(ds.T, q)", "+= product(ds.T, q)"),)),
     Operator(
         "dq-scaled-twice",
         "dq gets the scale twice",
-        ((LOOP, "+= scale * (ds @ k)", "+= scale * scale * (ds @ k)"),),
+        ((LOOP, "+= scale * product(ds, k)", "+= scale * scale * product(ds, k)"),),
     ),
     Operator(
         "dk-last-head-only",
@@ -32,15 +32,15 @@ GRADIENTS = (
         (
             (
                 LOOP,
-                "head.seq.keys(sums.dk, g, *cols)[...] += scale * (ds.T @ q)",
-                "into = head.seq.keys(sums.dk, g, *cols)\n        into[...] = scale * (ds.T @ q) + (0 if rows[0] == 0 and head.h % head.problem.G else into)",
+                "head.seq.keys(sums.dk, g, *cols)[...] += scale * product(ds.T, q)",
+                "into = head.seq.keys(sums.dk, g, *cols)\n        into[...] = scale * product(ds.T, q) + (0 if rows[0] == 0 and head.h % head.problem.G else into)",
             ),
         ),
     ),
     Operator(
         "dv-undropped",
         "dv uses the weights before dropout",
-        ((LOOP, "[...] += head.drop(p, rows, cols).T @ do", "[...] += p.T @ do"),),
+        ((LOOP, "[...] += product(head.drop(p, rows, cols).T, do)", "[...] += product(p.T, do)"),),
     ),
     Operator(
         "dp-undropped",
@@ -48,8 +48,8 @@ GRADIENTS = (
         (
             (
                 LOOP,
-                "dp = head.drop(do @ head.load_keys(tensors.v, cols).T, rows, cols)",
-                "dp = do @ head.load_keys(tensors.v, cols).T",
+                "dp = head.drop(product(do, head.load_keys(tensors.v, cols).T), rows, cols)",
+                "dp = product(do, head.load_keys(tensors.v, cols).T)",
             ),
         ),
     ),

@@ -145,7 +145,7 @@ RECURRENCE = (
         (
             (
                 LOOP,
-                "s = capped = scaled_q @ k.T",
+                "s = capped = product(scaled_q, k.T)",
                 "s = capped = (scaled_q * np.float32(1.4453125 / 1.4426950408889634)) @ k.T",
             ),
         ),

@@ -60,8 +60,8 @@ SCORING = (
         (
             (
                 LOOP,
-                "s = capped = scaled_q @ k.T\n",
-                "s = capped = scaled_q @ k.T\n        if problem.has_bias and problem.softcap:\n            s = s + widen(tensors.bias[b, self.h, slice(*rows), slice(*cols)], problem.bias_dtype, s.dtype)\n",
+                "s = capped = product(scaled_q, k.T)\n",
+                "s = capped = product(scaled_q, k.T)\n        if problem.has_bias and problem.softcap:\n            s = s + widen(tensors.bias[b, self.h, slice(*rows), slice(*cols)], problem.bias_dtype, s.dtype)\n",
             ),
             (
                 LOOP,

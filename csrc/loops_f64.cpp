@@ -1,0 +1,5 @@
+#include "loops_impl.h"
+
+namespace attn::ATTN_TARGET {
+template struct Loops<double>;
+}  // namespace attn::ATTN_TARGET

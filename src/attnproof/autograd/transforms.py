@@ -1,0 +1,56 @@
+"""The operators as ``autograd.Function`` pairs, for ``torch.func`` transforms and for gradients of gradients.
+
+An operator's own autograd formula serves one level of differentiation. Transforms nest (vmap of grad of vmap), and for
+that torch has this form: forward without a context, ``setup_context``, and a rule for vmap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import batching, operators
+
+
+def call(function: Any) -> Callable[..., Any]:
+    """``function.apply``, whose type torch leaves open."""
+    return function.apply
+
+
+class Forward(torch.autograd.Function):
+    """``attnproof::forward``."""
+
+    @staticmethod
+    def forward(*args: Any) -> tuple[Tensor, Tensor]:  # noqa: D102
+        return torch.ops.attnproof.forward(*args)  # type: ignore[no-any-return]
+
+    setup_context = staticmethod(operators.save_forward)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:  # noqa: D102
+        return operators.first_order(call(Backward), ctx, *grads)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Sequence[int | None], *args: Any) -> tuple[Any, Any]:  # noqa: D102
+        return batching.forward(call(Forward), info, in_dims, *args)
+
+
+class Backward(torch.autograd.Function):
+    """``attnproof::backward``."""
+
+    @staticmethod
+    def forward(*args: Any) -> tuple[Tensor, ...]:  # noqa: D102
+        return tuple(torch.ops.attnproof.backward(*args))
+
+    setup_context = staticmethod(operators.save_backward)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:  # noqa: D102
+        return operators.second_order(ctx, grads)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Sequence[int | None], *args: Any) -> tuple[Any, Any]:  # noqa: D102
+        return batching.backward(call(Backward), info, in_dims, *args)

@@ -1,0 +1,1 @@
+"""The Triton kernels, and ``pieces``, the functions that they are made of."""

@@ -1,0 +1,93 @@
+"""Everything that needs a GPU, in order: right first, then safe, then fast. ``make gpu`` calls this.
+
+Usage: gpu.py [parity] [cases] [sanitizer] [measure]     (all of them without arguments)
+
+Records go to results/<device>/; a stage that fails stops the run, so no time is written for a wrong kernel.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from gpu_record import ROOT, folder, write
+
+STAGES = ("parity", "cases", "sanitizer", "measure")
+MEMCHECKED = "test_forward_and_backward_tiles or test_nothing_is_stored or test_cumulative or test_empty_splits or odd_element"
+
+
+def run(*command: str, **environment: str) -> int:
+    """One stage's command, with the package of this checkout."""
+    print("+", *command, flush=True)
+    path = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
+    return subprocess.run(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": path, **environment}).returncode
+
+
+def pytest(*arguments: str, prefix: tuple[str, ...] = (), **environment: str) -> int:
+    return run(*prefix, sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments, **environment)
+
+
+def parity() -> int:
+    """The one suite, on the device."""
+    return pytest("tests/parity", "-k", "triton", *_workers(), ATTNPROOF_TEST_DEVICE="cuda")
+
+
+def cases() -> int:
+    """Cases of the list that need a device, the large ones included."""
+    return pytest("tests/gpu", *_workers())
+
+
+def sanitizer() -> int:
+    """memcheck and racecheck over the small cases; the allocator's cache would hide an overrun from memcheck."""
+    tool = shutil.which("compute-sanitizer")
+    if tool is None:
+        print("compute-sanitizer is not installed: the sanitizer stage did not run", flush=True)
+        return 1
+    failed = 0
+    for check in ("memcheck", "racecheck"):
+        failed |= pytest(
+            *("tests/gpu", "-k", MEMCHECKED),
+            prefix=(tool, "--tool", check, "--error-exitcode", "9", "--print-limit", "5"),
+            PYTORCH_NO_CUDA_MEMORY_CACHING="1",
+        )
+    return failed
+
+
+def measure() -> int:
+    import torch
+
+    into = ROOT / "results" / folder(torch.cuda.get_device_name())
+    return run(sys.executable, "tools/gpu_measure.py", str(into))
+
+
+def _workers() -> list[str]:
+    """Compilation dominates; spread it where pytest-xdist is installed."""
+    from importlib.util import find_spec
+
+    # pytest-benchmark, where installed, warns of xdist, and warnings are errors
+    return ["-n", str(min(12, os.cpu_count() or 1)), "-p", "no:benchmark"] if find_spec("xdist") else []
+
+
+def main() -> None:
+    import torch
+
+    wanted = sys.argv[1:] or list(STAGES)
+    if unknown := set(wanted) - set(STAGES):
+        sys.exit(f"stages: expected some of {', '.join(STAGES)}, got {', '.join(sorted(unknown))}")
+    results = []
+    for stage in (at for at in STAGES if at in wanted):
+        code = globals()[stage]()
+        results.append({"stage": stage, "passed": code == 0})
+        print(f"{stage}: {'passed' if code == 0 else 'FAILED'}", flush=True)
+        if code:
+            break
+    into = ROOT / "results" / folder(torch.cuda.get_device_name())
+    write("device", "stages", {"command": "make gpu", "stages": wanted}, results, Path(into))
+    sys.exit(0 if all(r["passed"] for r in results) else 1)
+
+
+if __name__ == "__main__":
+    main()

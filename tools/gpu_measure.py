@@ -1,0 +1,321 @@
+"""Time the Triton backend against its peers on the GPU at hand, interleaved in one process, and write the records.
+
+Usage: gpu_measure.py OUT [dense] [variants] [decode] [host]
+
+Peers are torch's own: SDPA flash, SDPA cuDNN and FlexAttention, the last compiled afresh for every shape (after a few
+shapes torch.compile would drop it to eager). TFLOP/s count the pairs that the mask allows, exactly.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import statistics
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from gpu_record import write
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from attnproof import masks
+from attnproof.backends.triton import launch
+from attnproof.problem import Options, bind, bind_decode
+
+TOKENS, WIDTH = 16384, 2048
+LENGTHS = (8192, 512, 1024, 2048, 4096, 16384)
+ROUNDS, WARM_MS, REP_MS = 3, 2, 10
+WINDOW, CAP, DOCUMENTS = 1024, 30.0, 8
+Run = Callable[[], Any]
+sdpa = torch.nn.functional.scaled_dot_product_attention
+
+
+def cells(groups: list[str]) -> list[tuple[str, int, int]]:
+    """(variant, head dim, length)."""
+    found = []
+    if "dense" in groups:
+        found += [(v, d, n) for n in LENGTHS for d in (64, 128, 256) for v in ("full", "causal")]
+    if "variants" in groups:
+        variants = ("window", "softcap", "alibi", "document")
+        found += [(v, d, n) for d, n in ((128, 8192), (128, 2048), (64, 8192)) for v in variants]
+    return found
+
+
+def inputs(d: int, n: int) -> list[Any]:
+    torch.manual_seed(n + d)
+    shape = (TOKENS // n, WIDTH // d, n, d)
+    return [torch.randn(shape, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(3)] + [
+        torch.randn(shape, device="cuda", dtype=torch.bfloat16)
+    ]
+
+
+def documents(n: int) -> Any:
+    """Segment ids of ``DOCUMENTS`` documents of uneven length."""
+    cuts = [round(n * (at / DOCUMENTS) ** 1.5) for at in range(DOCUMENTS + 1)]
+    return torch.cat([torch.full((b - a,), at) for at, (a, b) in enumerate(zip(cuts, cuts[1:], strict=False))])
+
+
+def slopes(heads: int) -> Any:
+    return torch.tensor([2.0 ** (-8 * (h + 1) / heads) for h in range(heads)], device="cuda")
+
+
+def options(variant: str, heads: int, n: int) -> Options:
+    if variant == "full":
+        return Options()
+    if variant == "window":
+        return Options(causal=True, window=(WINDOW - 1, 0))
+    if variant == "softcap":
+        return Options(causal=True, softcap=CAP)
+    if variant == "alibi":
+        return Options(causal=True, alibi_slopes=slopes(heads))
+    if variant == "document":
+        return Options(causal=True, mask=masks.segments(documents(n)))
+    return Options(causal=True)
+
+
+def pairs(variant: str, n: int) -> int:
+    """Allowed pairs of one head."""
+    if variant == "full":
+        return n * n
+    mask = masks.causal()
+    if variant == "window":
+        mask = mask & masks.window(WINDOW - 1, 0)
+    if variant == "document":
+        mask = mask & masks.segments(documents(n))
+    return mask.pairs(n, n)
+
+
+def flex(variant: str, q: Any, k: Any, v: Any) -> Run:
+    """FlexAttention, compiled for this shape alone."""
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    torch._dynamo.reset()
+    n, heads = q.shape[2], q.shape[1]
+    slope, ids = slopes(heads), documents(n).cuda()
+    rules = {
+        "window": lambda b, h, i, j: (i >= j) & (i - j < WINDOW),
+        "document": lambda b, h, i, j: (i >= j) & (ids[i] == ids[j]),
+    }
+    rule = rules.get(variant, lambda b, h, i, j: i >= j)
+    block = None if variant == "full" else create_block_mask(rule, None, None, n, n, device="cuda")
+    scores = {
+        "softcap": lambda s, b, h, i, j: CAP * torch.tanh(s / CAP),
+        "alibi": lambda s, b, h, i, j: s - slope[h] * (i - j),
+    }
+    compiled = torch.compile(flex_attention, dynamic=False)
+    score = scores.get(variant)
+    return lambda: compiled(q, k, v, score_mod=score, block_mask=block)
+
+
+def candidates(variant: str, d: int, n: int) -> tuple[dict[str, Run], dict[str, Run]]:
+    """Forward and backward of everyone on one cell."""
+    q, k, v, dout = inputs(d, n)
+    plain = [x.detach() for x in (q, k, v)]
+    problem, tensors = bind(*plain, options(variant, WIDTH // d, n))
+    out, lse = launch.forward(problem, tensors)
+    needs = frozenset("qkv")
+    forward: dict[str, Run] = {"attnproof": lambda: launch.forward(problem, tensors)}
+    backward: dict[str, Run] = {
+        "attnproof": lambda: launch.backward(problem, tensors, out, lse, dout, None, needs)
+    }
+    peers: dict[str, Run] = {}
+    if variant in ("full", "causal"):
+        for name, at in (("sdpa_flash", SDPBackend.FLASH_ATTENTION), ("sdpa_cudnn", SDPBackend.CUDNN_ATTENTION)):
+
+            def run(at: Any = at, x: Any = (q, k, v)) -> Any:
+                with sdpa_kernel(at):
+                    return sdpa(*x, is_causal=variant == "causal")
+
+            peers[name] = run
+    peers["flex"] = flex(variant, q, k, v)
+    for name, run in peers.items():
+        try:
+            their = run()
+            error = ((their.float() - out.float()).norm() / out.float().norm()).item()
+            if not error < 0.02:
+                print("DISAGREE", variant, d, n, name, error, flush=True)
+            with torch.no_grad():
+                run()
+            torch.autograd.grad(their, (q, k, v), dout, retain_graph=True)
+        except Exception as error:
+            print("peer", variant, d, n, name, str(error)[:150].replace("\n", " "), flush=True)
+            continue
+        forward[name] = without_grad(run)
+        backward[name] = lambda their=their: torch.autograd.grad(their, (q, k, v), dout, retain_graph=True)
+    return forward, backward
+
+
+def without_grad(run: Run) -> Run:
+    def inner() -> Any:
+        with torch.no_grad():
+            return run()
+
+    return inner
+
+
+def bench(run: Run) -> float:
+    from triton.testing import do_bench
+
+    return do_bench(run, warmup=WARM_MS, rep=REP_MS, return_mode="median")
+
+
+def interleaved(runs: dict[str, Run]) -> dict[str, dict[str, float]]:
+    """Median of the rounds' medians, and their spread, in ms."""
+    samples: dict[str, list[float]] = {name: [] for name in runs}
+    for _ in range(ROUNDS):
+        for name, run in runs.items():
+            samples[name].append(bench(run))
+    return {
+        name: {"ms": statistics.median(at), "spread": (max(at) - min(at)) / statistics.median(at)}
+        for name, at in samples.items()
+    }
+
+
+def warm(cell: tuple[str, int, int]) -> None:
+    """Fill the compilers' disk caches from a worker process."""
+    try:
+        forward, backward = candidates(*cell)
+        for run in (*forward.values(), *backward.values()):
+            run()
+        torch.cuda.synchronize()
+    except Exception as error:
+        print("warm", cell, str(error)[:200], flush=True)
+
+
+def warm_all(todo: list[tuple[str, int, int]]) -> None:
+    began = time.time()
+    with multiprocessing.get_context("spawn").Pool(14) as pool:
+        pool.map(warm, todo, chunksize=1)
+    print(f"warm after {time.time() - began:.0f} s", flush=True)
+
+
+def tables(todo: list[tuple[str, int, int]], into: Path) -> None:
+    """Every cell; the record is complete after each, so that a run that is cut short leaves one."""
+    results: list[dict[str, Any]] = []
+    for variant, d, n in todo:
+        forward, backward = candidates(variant, d, n)
+        flops = 4 * TOKENS // n * (WIDTH // d) * pairs(variant, n) * d
+        for which, runs, factor in (("forward", forward, 1.0), ("backward", backward, 2.5)):
+            for name, row in interleaved(runs).items():
+                tflops = flops * factor / row["ms"] / 1e9
+                results.append(
+                    {"pass": which, "variant": variant, "D": d, "N": n, "candidate": name, "tflops": tflops, **row}
+                )
+            show(results[-len(runs) :])
+        write("measure", "attention", PROTOCOL, results, into)
+
+
+def show(rows: list[dict[str, Any]]) -> None:
+    own = next(r for r in rows if r["candidate"] == "attnproof")
+    text = "  ".join(f"{r['candidate']} {r['tflops']:.0f} ({own['tflops'] / r['tflops']:.2f}x)" for r in rows)
+    print(f"{own['pass']:8s} {own['variant']:8s} D={own['D']} N={own['N']}: {text}", flush=True)
+
+
+def decode(into: Path) -> None:
+    """GB/s of keys and values read; 32 heads on 8, D = 128."""
+    results: list[dict[str, Any]] = []
+    for batch, n in ((16, 8192), (16, 65536), (1, 8192), (1, 65536)):
+        torch.manual_seed(0)
+        q = torch.randn(batch, 32, 1, 128, device="cuda", dtype=torch.bfloat16)
+        k, v = (torch.randn(batch, 8, n, 128, device="cuda", dtype=torch.bfloat16) for _ in "kv")
+        lengths = torch.full((batch,), n, dtype=torch.int32, device="cuda")
+        runs: dict[str, Run] = {}
+        bound = bind_decode(q, k, v, lengths, None, Options(), None)
+        runs["attnproof"] = lambda bound=bound: launch.forward(*bound)
+        for page in (16, 256):
+            table = torch.arange(batch * n // page, dtype=torch.int32, device="cuda").view(batch, -1)
+            pools = [x.view(batch, 8, n // page, page, 128).transpose(1, 2).reshape(-1, 8, page, 128) for x in (k, v)]
+            paged = bind_decode(q, *pools, lengths, table, Options(), None)
+            runs[f"attnproof, pages of {page}"] = lambda paged=paged: launch.forward(*paged)
+        for name, at in (("sdpa_flash", SDPBackend.FLASH_ATTENTION), ("sdpa_cudnn", SDPBackend.CUDNN_ATTENTION)):
+
+            def run(at: Any = at) -> Any:
+                with sdpa_kernel(at):
+                    return sdpa(q, k, v, enable_gqa=True)
+
+            runs[name] = run
+        right = runs["sdpa_flash"]()
+        for name, run in runs.items():
+            got = run()
+            got = got[0] if isinstance(got, tuple) else got
+            if not (got - right).float().norm() / right.float().norm() < 0.02:
+                print("DISAGREE decode", batch, n, name, flush=True)
+        moved = 2 * k.numel() * 2
+        for name, row in interleaved(runs).items():
+            rate = moved / row["ms"] / 1e6
+            results.append({"pass": "decode", "B": batch, "N": n, "candidate": name, "GB/s": rate, **row})
+        text = "  ".join(f"{r['candidate']} {r['GB/s']:.0f}" for r in results[-len(runs) :])
+        print(f"decode B={batch} N={n}: {text}", flush=True)
+        write("measure", "decode", PROTOCOL, results, into)
+
+
+def host(into: Path) -> None:
+    """Microseconds of host time per eager call, and of device time per call under a graph; B1 H8 N128 D64 causal."""
+    from attnproof import attention
+
+    q, k, v = (torch.randn(1, 8, 128, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+    problem, tensors = bind(q, k, v, Options(causal=True))
+    runs: dict[str, Run] = {
+        "backend forward": lambda: launch.forward(problem, tensors),
+        "attention()": lambda: attention(q, k, v, causal=True, backend="triton"),
+        "sdpa": lambda: sdpa(q, k, v, is_causal=True),
+    }
+    results = []
+    for name, run in runs.items():
+        for _ in range(100):
+            run()
+        samples = []
+        for _ in range(7):
+            torch.cuda.synchronize()
+            began = time.perf_counter()
+            for _ in range(200):
+                run()
+            samples.append((time.perf_counter() - began) / 200 * 1e6)
+        row = {"pass": "host", "candidate": name, "us": statistics.median(samples), "us_in_graph": replayed(run)}
+        results.append(row)
+        print(f"host {name}: {row['us']:.1f} us, in a graph {row['us_in_graph']:.2f} us", flush=True)
+    write("measure", "host", PROTOCOL, results, into)
+
+
+def replayed(run: Run, calls: int = 20) -> float:
+    """Microseconds of one call inside a captured graph; NaN if it cannot be captured."""
+    captured = torch.cuda.CUDAGraph()
+    try:
+        with torch.cuda.graph(captured):
+            for _ in range(calls):
+                run()
+    except RuntimeError as error:
+        print("not captured:", str(error)[:200], flush=True)
+        return float("nan")
+    return bench(captured.replay) / calls * 1e3
+
+
+PROTOCOL = {
+    "dtype": "bfloat16",
+    "shape": "B * N = 16384 tokens, H * D = 2048",
+    "timer": f"triton do_bench (L2 flushed before each call), warm-up {WARM_MS} ms, {REP_MS} ms a round",
+    "statistic": f"median of {ROUNDS} rounds' medians, candidates interleaved in one process",
+    "flops": "4 B H D pairs forward, 2.5 times that backward; pairs are counted from the mask",
+    "scope": "attnproof is timed at its backend (allocation, launches); its front end's host time is in the host record",
+}
+
+
+def main() -> None:
+    warnings.simplefilter("ignore")
+    into, groups = Path(sys.argv[1]), sys.argv[2:] or ["dense", "variants", "decode", "host"]
+    todo = cells(groups)
+    if todo:
+        warm_all(todo)
+    if "host" in groups:
+        host(into)
+    if "decode" in groups:
+        decode(into)
+    if todo:
+        tables(todo, into)
+
+
+if __name__ == "__main__":
+    main()
