@@ -84,6 +84,9 @@ def choose(document: dict[str, object]) -> dict[str, object]:
     for name in catalogue.CLASSICS:
         if not any(name in killers[case] for case in smoke):
             smoke.append(next(case for case, names in killers.items() if name in names))
+    # strongest first, so that a self-test kills most mutants at once
+    first = matrix.greedy({case: killers[case] for case in smoke}, even)
+    smoke = [*first, *(case for case in smoke if case not in first)]
     standard = matrix.greedy(killers, even, times=3, start=smoke)
     seen = {(known[case].group, known[case].dtype) for case in standard}
     for case in pool():
