@@ -16,13 +16,13 @@ import torch
 from ...problem import Grads, Problem, Tensors
 from . import arguments as args
 from . import compat, configs
-from .kernels.backward import dkdv_kernel, dq_kernel, stats_kernel
 from .configs import Config, Pass
+from .kernels.backward import dkdv_kernel, dq_kernel, stats_kernel
 from .kernels.decode import combine_kernel, decode_kernel
 from .kernels.forward import forward_kernel
 from .kernels.gradients import dbias_kernel, slot_sum_kernel
-from .plan import Plan
 from .kernels.summary import classify_kernel, compact_kernel
+from .plan import Plan
 
 _PLANS: dict[Any, Plan] = {}
 MAX_PLANS = 4096  # a runaway of shapes must not hold memory for ever
@@ -106,7 +106,9 @@ def _config(problem: Problem, which: Pass, x: Any) -> Config:
 
 def _empty_out(problem: Problem, q: Any) -> Any:
     """Unwritten output of ``problem.out_shape``, stored in the order of the axes of q."""
-    if problem.D == problem.Dv and (q.is_contiguous() if problem.layout == "bhmd" else q.transpose(1, 2).is_contiguous()):
+    if problem.Dv == problem.D and (
+        q.is_contiguous() if problem.layout == "bhmd" else q.transpose(1, 2).is_contiguous()
+    ):
         return torch.empty_like(q)  # keeps the order of the axes
     shape = problem.out_shape
     if problem.rows == "packed" or problem.layout == "bmhd":
@@ -143,7 +145,9 @@ def _forward(problem: Problem, t: Tensors, out: Any, lse: Any) -> Plan:
             "WIDE": args.wide(config.block_n, problem, t.k, t.v),
         }
         boxes = args.boxes(problem, config, config.block_n, {1: t.k, 2: t.v})
-        return Plan(forward_kernel, slots * args.planes(problem, problem.H), len(arrays), named, config, boxes)
+        return Plan(
+            forward_kernel, slots * args.planes(problem, problem.H), len(arrays), named, config, boxes
+        )
 
     return _run("forward", problem, arrays, build, _batches(t.bounds))
 
