@@ -132,6 +132,7 @@ def _sharpness(plan: Plan, answers: suite.Answers) -> dict[str, Any]:
         "mutants": len(score.fates),
         "mutants_found": score.dead,
         "mutants_missed": score.survivors,
+        "selftest": selftest.entries(score),
     }
 
 
