@@ -18,7 +18,7 @@ def _grow(case: Case, dtypes: Iterable[str]) -> list[Case]:
 
 
 def _dense(
-    name: str, group: str, M: int, N: int, dtypes: tuple[str, ...] = LOW, **options: object
+    name: str, group: str, M: int, N: int, dtypes: tuple[str, ...] = LOW, **options: Any
 ) -> list[Case]:
     options.setdefault("Dv", options.get("D", 64))
     options.setdefault("Hkv", options.get("H", 4))
