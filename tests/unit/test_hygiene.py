@@ -33,18 +33,23 @@ LAYERS = (
 
 # path -> why it may be longer than FILE_LINES; path:function -> why it may be longer than FUNCTION_LINES
 FILE_LINES, FUNCTION_LINES = 450, 60
-LONG_FILES: dict[str, str] = {}
-KERNEL = "one loop over tiles; a part of it as a function of its own would take most of the running values as arguments"
+KERNEL = "device code: most of its lines are the named arguments of one launch"
+LONG_FILES: dict[str, str] = {
+    "src/attnproof/backends/triton/kernels/backward.py": KERNEL,
+    "src/attnproof/backends/triton/launch.py": "one launch after the other, each a page; to be split by pass",
+    "src/attnproof/ledger/tiles.py": "the planner's model and its table of refusals read together",
+    "tests/gpu/test_cases.py": "one case after the other",
+}
 LONG_FUNCTIONS: dict[str, str] = {
-    "src/attnproof/backends/triton/kernels/forward.py:forward_kernel": KERNEL,
-    "src/attnproof/backends/triton/kernels/backward.py:dq_kernel": KERNEL,
     "src/attnproof/backends/triton/kernels/backward.py:dkdv_kernel": KERNEL,
-    "src/attnproof/backends/triton/kernels/gradients.py:dbias_kernel": KERNEL,
+    "src/attnproof/backends/triton/kernels/backward.py:dq_kernel": KERNEL,
     "src/attnproof/backends/triton/kernels/decode.py:decode_kernel": KERNEL,
-    "src/attnproof/cases/named.py:_rows": "a table: one line a case",
+    "src/attnproof/backends/triton/kernels/forward.py:forward_kernel": KERNEL,
+    "src/attnproof/backends/triton/kernels/gradients.py:dbias_kernel": KERNEL,
+    "src/attnproof/cases/named.py:_rows": "a list of cases",
+    "src/attnproof/verify/adapters/flex.py:_flex": "one closure per option that FlexAttention takes as a function",
 }
 
-NARROWING = re.compile(r"isinstance\([\w.]+, [\w.]+\)|[\w.]+ is not None")
 SOURCES = {".py", ".h", ".hpp", ".cc", ".cpp", ".hip", ".cu", ".js"}
 
 
@@ -189,21 +194,22 @@ def test_functions_stay_short_enough_to_hold_in_mind() -> None:
             continue
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
-                # signature and docstring are for the reader, and do not count against the code
+                # the docstring is for the reader, and does not count against the code
                 first = node.body[1] if ast.get_docstring(node) and len(node.body) > 1 else node.body[0]
-                if (node.end_lineno or 0) - first.lineno + 1 > FUNCTION_LINES:
+                code = (node.end_lineno or 0) - first.lineno + 1 + (node.body[0].lineno - node.lineno)
+                if code > FUNCTION_LINES:
                     long.add(f"{path.relative_to(ROOT)}:{node.name}")
     assert set() == long - set(LONG_FUNCTIONS), "split it, or argue for it in LONG_FUNCTIONS"
     assert set() == set(LONG_FUNCTIONS) - long, "no longer an exception"
 
 
 def test_the_package_raises_instead_of_asserting() -> None:
-    """`python -O` removes asserts, and an assert has no sentence for the user. Those for the type checker may stay."""
+    """`python -O` removes asserts, and an assert has no sentence for the user."""
     found = [
         f"{path.relative_to(ROOT)}:{node.lineno}"
         for path in modules()
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.Assert) and not NARROWING.fullmatch(ast.unparse(node.test))
+        if isinstance(node, ast.Assert)
     ]
     assert [] == found
 

@@ -23,7 +23,8 @@ kind = "torch"
 
 @functools.cache
 def _installed() -> bool:
-    return importlib.util.find_spec("torch") is not None
+    # None in sys.modules forbids the import
+    return sys.modules.get("torch", ...) is not None and importlib.util.find_spec("torch") is not None
 
 
 def why_not(problem: Problem) -> str | None:
@@ -37,7 +38,8 @@ def forward(problem: Problem, tensors: Tensors) -> tuple[Any, Any]:
     """See ``backends.Backend``."""
     from . import formulas
 
-    return formulas.forward(problem, tensors)
+    out, lse = formulas.forward(problem, tensors)
+    return out, lse.contiguous()
 
 
 def backward(
