@@ -235,9 +235,7 @@ def _unmasked(request: Request, module: Any, m: int, n: int) -> dict[str, Any]:
 def _masked(request: Request, mask: Any, bias: Any, query: Any, n: int) -> dict[str, Any]:
     """A given mask: intervals, booleans, or floats that are added."""
     if not isinstance(mask, torch.Tensor):
-        raise DtypeError(
-            expected("attention_mask", "a tensor made by this implementation", type(mask).__name__)
-        )
+        raise DtypeError(expected("attention_mask", "a tensor", type(mask).__name__))
     if mask.ndim != 4:
         raise ShapeError(expected("attention_mask", "4 axes [B, H, M, N]", f"shape {tuple(mask.shape)}"))
     if mask.shape[-1] > n:
@@ -264,11 +262,8 @@ def _masked(request: Request, mask: Any, bias: Any, query: Any, n: int) -> dict[
 def _cumulative(request: Request) -> tuple[Any, Any]:
     cu_q, cu_k = request.cu_seq_lens_q, request.cu_seq_lens_k
     if not (isinstance(cu_q, torch.Tensor) and isinstance(cu_k, torch.Tensor)):
-        raise DtypeError(
-            expected(
-                "cu_seq_lens_q, cu_seq_lens_k", "two tensors", (type(cu_q).__name__, type(cu_k).__name__)
-            )
-        )
+        got = f"{type(cu_q).__name__} and {type(cu_k).__name__}"
+        raise DtypeError(expected("cu_seq_lens_q, cu_seq_lens_k", "two tensors", got))
     return cu_q.to(torch.int32), cu_k.to(torch.int32)
 
 
@@ -282,9 +277,9 @@ def _segments(cu: Any, m: int, n: int) -> Any:
 
 def _packed(request: Request, q: Any, k: Any, v: Any, options: dict[str, Any]) -> Any:
     """Sequences packed into a batch of one, without a mask."""
+    cu_q, cu_k = _cumulative(request)
     if q.shape[0] != 1:
         raise ShapeError(expected("cu_seq_lens_q", "sequences packed into a batch of 1", q.shape[0]))
-    cu_q, cu_k = _cumulative(request)
     if options.pop("bias") is not None:
         raise Unsupported("cu_seq_lens_q", "position_bias has no place in packed sequences without a mask")
     return attention_varlen(q[0], k[0], v[0], cu_q, cu_k, **options)[None].contiguous()

@@ -69,38 +69,38 @@ def run(
     Args:
         judged: what to judge; every backend of ours on the host, and torch's, if left out.
         progress: called with a title and a number of steps; the context it returns yields a function that is
-            called at each step (``cli._common.progress``).
-        lengths: tokens per text, an even number of texts, 2 to 512 tokens each.
+            called after each step (``cli._common.progress``).
+        lengths: tokens per text: an even number of at least four texts, 2 to 512 tokens each.
 
     Raises:
         BackendMissing: a package of the extra ``real`` is not installed.
-        ValueError: lengths do not make pairs of texts.
+        ValueError: lengths do not make two pairs of texts, with which a contrastive loss begins.
     """
-    if not lengths or len(lengths) % 2 or not all(2 <= length <= 512 for length in lengths):
-        raise ValueError(f"lengths: expected an even number of lengths from 2 to 512, got {lengths}")
+    if len(lengths) < 4 or len(lengths) % 2 or not all(2 <= length <= 512 for length in lengths):
+        raise ValueError(f"lengths: expected 4, 6, ... lengths from 2 to 512, got {lengths}")
     reader = Reader(lengths)
     judged = host_candidates() if judged is None else judged
     layers = int(reader.model.config.num_hidden_layers)
     inside = [one for one in judged if one.own and one.name != "attnproof:reference"]
     steps = 2 + layers * (len(judged) + 1) + len(inside)
     with one_thread(), quiet_transformers(), (progress or _silent)("real input", steps) as tick:
-        tick("the model with its own attention")
         baseline, captured = reader.capture()
         tick("the model in float64")
         exact = reader.read_float64()
+        tick("the layers")
         rows = _layers(captured, judged, tick)
         for one in inside:
-            tick(f"the model with {one.name}")
             rows.append(judge_model(reader, one, baseline, exact))
+            tick(f"the model with {one.name}")
     return RealResult(tuple(rows), _record(reader, rows))
 
 
 def _layers(captured: list[Layer], judged: list[Candidate], tick: Callable[[str], Any]) -> list[Verdict]:
-    """Every layer forward; the last of each group backward too, since its exact gradients take longest."""
+    """Every layer forward; the first of each group backward too, since exact gradients take longest."""
     heard: list[Heard] = []
     for index, layer in enumerate(captured):
-        group, last = _group(index, len(captured))
-        heard.append(ask(layer, case_of(layer, index, group, backward=last), judged, tick))
+        group, first = _group(index, len(captured))
+        heard.append(ask(layer, case_of(layer, index, group, backward=first), judged, tick))
     rows: list[Verdict] = []
     # the oracle is NumPy on one BLAS thread and leaves the interpreter free: two layers at a time
     with ThreadPoolExecutor(max_workers=2) as pool:
@@ -115,11 +115,11 @@ def _silent(title: str, steps: int) -> AbstractContextManager[Callable[[str], An
 
 
 def _group(index: int, layers: int) -> tuple[str, bool]:
-    """One of three groups of layers (early, middle, late), and whether this is the last of its group."""
+    """One of three groups of layers (early, middle, late), and whether this is the first of its group."""
     size = -(-layers // 3)
     first = index // size * size
     last = min(first + size, layers)
-    return f"real layers {first + 1}-{last}", index + 1 == last
+    return f"real layers {first + 1}-{last}", index == first
 
 
 def judge_model(reader: Reader, own: Candidate, baseline: Reading, exact: Reading) -> Verdict:

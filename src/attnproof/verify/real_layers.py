@@ -113,8 +113,8 @@ def ask(layer: Layer, case: Case, judged: list[Candidate], tick: Callable[[str],
     inputs = inputs_of(layer, case)
     ran: list[tuple[Candidate, Outputs | None, str, float]] = []
     for candidate in judged:
-        tick(f"{case.name} {candidate.name}")
         ran.append((candidate, *_run(candidate, inputs)))
+        tick(f"{case.name} {candidate.name}")
     return Heard(layer, inputs, tuple(ran))
 
 
