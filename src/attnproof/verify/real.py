@@ -104,8 +104,8 @@ def _layers(captured: list[Layer], judged: list[Candidate], tick: Callable[[str]
     rows: list[Verdict] = []
     # the oracle is NumPy on one BLAS thread and leaves the interpreter free: two layers at a time
     with ThreadPoolExecutor(max_workers=2) as pool:
-        for verdicts in pool.map(decide, heard):
-            tick(f"{verdicts[0].case.name} judged")
+        for one, verdicts in zip(heard, pool.map(decide, heard), strict=True):
+            tick(f"{one.inputs.case.name} judged")
             rows += verdicts
     return rows
 
