@@ -19,6 +19,8 @@ from attnproof.compat import interval_mask  # noqa: E402
 from attnproof.compat import transformers as compat  # noqa: E402
 from attnproof.compat.interval_mask import IntervalMask, as_mask  # noqa: E402
 
+pytestmark = pytest.mark.real
+
 # big weights: attention that is nearly uniform would hide a wrong mask or a missing softcap
 WEIGHT_SPREAD = 0.15
 SHARED = {

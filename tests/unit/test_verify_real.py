@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import attnproof
-from attnproof.verify import real, real_layers, real_model
+from attnproof.verify import real, real_layers, real_model, session
 from attnproof.verify.candidate import Traits, wrap
 from attnproof.verify.suite import FAIL, PASS
 
@@ -55,7 +55,7 @@ def result() -> real.RealResult:
 def test_every_layer_is_judged_on_every_kernel_and_the_model_on_every_backend(
     result: real.RealResult,
 ) -> None:
-    judged = [candidate.name for candidate in real_layers.host_candidates()]
+    judged = [candidate.name for candidate in session.choose((), (), "cpu").candidates]
     own = [name for name in judged if name.startswith("attnproof:") and name != "attnproof:reference"]
     layers = [(f"real-layer-{index}", name) for index in range(1, 7) for name in judged]
     rows = [(row.case.name, row.candidate) for row in result.rows]
@@ -182,6 +182,31 @@ def test_a_refusal_is_a_skip_with_its_sentence(captured: Any) -> None:
     assert ("SKIP", "mine: not today") == (verdict.status, verdict.reason)
 
 
+def test_a_backend_that_refuses_is_skipped_with_its_sentence(reader: real_model.Reader, captured: Any) -> None:
+    """A GPU backend on a machine without one must not end the run."""
+    candidate = wrap("attnproof:elsewhere", unmasked, Traits(), own=True)
+    candidate.refuse = lambda case: "needs another machine"
+    verdict = real.judge_model(reader, candidate, captured[0], captured[0])
+    assert ("SKIP", "needs another machine") == (verdict.status, verdict.reason)
+
+
+def test_a_kernel_that_crashes_or_writes_to_its_inputs_fails_and_ends_nothing(captured: Any) -> None:
+    def crashes(*arrays: Any, **options: Any) -> Any:
+        raise RuntimeError("out of registers")
+
+    def writes(q: Any, k: Any, v: Any, *, causal: bool, scale: float, mask: Any = None) -> Any:
+        out = torch.nn.functional.scaled_dot_product_attention(q, k, v, scale=scale, attn_mask=mask)
+        q.mul_(scale)
+        return out
+
+    _, layers = captured
+    case = real_layers.case_of(layers[0], 0, "real layers 1-2", backward=False)
+    judged = [wrap("planted", fn, Traits()) for fn in (crashes, writes)]
+    verdicts = real_layers.decide(real_layers.ask(layers[0], case, judged, lambda label: None))
+    expected = [(FAIL, "raised RuntimeError: out of registers"), (FAIL, "wrote to its inputs: q")]
+    assert expected == [(verdict.status, verdict.reason) for verdict in verdicts]
+
+
 @pytest.mark.parametrize(
     ("weight", "factor", "check"),
     [("query.weight", 1 + 2e-4, "relative to sdpa"), ("key.bias", 1e6, "vanishing")],
@@ -280,6 +305,6 @@ def test_progress_counts_every_step_exactly_once() -> None:
         seen.append(steps)
         yield seen.append
 
-    own = [one for one in real_layers.host_candidates() if one.name == "attnproof:streaming"]
+    own = [one for one in session.choose((), (), "cpu").candidates if one.name == "attnproof:streaming"]
     real.run(judged=own, progress=progress, lengths=(6, 5, 4, 3))
     assert seen[0] == len(seen) - 1

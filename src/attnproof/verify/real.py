@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from attnproof.cases import Case
-from attnproof.verify import records
+from attnproof.verify import records, session
 from attnproof.verify.blas import one_thread
 from attnproof.verify.candidate import Candidate
 from attnproof.verify.judge import Check, TensorReport
-from attnproof.verify.real_layers import Heard, ask, case_of, decide, host_candidates
+from attnproof.verify.real_layers import Heard, ask, case_of, decide
 from attnproof.verify.real_model import (
     LENGTHS,
     PACKAGE,
@@ -30,7 +30,7 @@ from attnproof.verify.real_model import (
     quiet_transformers,
     versions,
 )
-from attnproof.verify.suite import FAIL, PASS, Verdict
+from attnproof.verify.suite import FAIL, PASS, SKIP, Verdict
 
 EMBEDDING_LIMIT = 2e-5  # largest difference of a component; an embedding has length 1
 GRADIENT_LIMIT = 1e-4  # relative, in the norm of each weight's gradient
@@ -79,7 +79,7 @@ def run(
     if len(lengths) < 4 or len(lengths) % 2 or not all(2 <= length <= 512 for length in lengths):
         raise ValueError(f"lengths: expected 4, 6, ... lengths from 2 to 512, got {lengths}")
     reader = Reader(lengths)
-    judged = host_candidates() if judged is None else judged
+    judged = session.choose((), (), "cpu").candidates if judged is None else judged
     layers = int(reader.model.config.num_hidden_layers)
     inside = [one for one in judged if one.own and one.name != "attnproof:reference"]
     steps = 2 + layers * (len(judged) + 1) + len(inside)
@@ -126,6 +126,10 @@ def judge_model(reader: Reader, own: Candidate, baseline: Reading, exact: Readin
     """The whole model with one backend of ours in place of its attention."""
     from attnproof.compat.transformers import register
 
+    case = _model_case(reader)
+    refusal = own.refuse(case)
+    if refusal:
+        return Verdict(case, own.name, SKIP, reason=refusal)
     backend = own.name.partition(":")[2]
     name = register(f"attnproof-{backend}", backend=backend)
     found = reader.read(name, device=own.device)
@@ -137,24 +141,29 @@ def judge_model(reader: Reader, own: Candidate, baseline: Reading, exact: Readin
         _padding(found, other),
     ]
     broken = [f"{report.tensor}: {check.name}" for report in reports for check in report.failures()]
-    shape = reader.texts.ids.shape
-    config = reader.model.config
-    case = Case(
+    status = FAIL if broken else PASS
+    return Verdict(case, own.name, status, reason="; ".join(broken), tensors=reports)
+
+
+def _model_case(reader: Reader) -> Case:
+    """What every layer of the model asks of a backend."""
+    (B, L), config = reader.texts.ids.shape, reader.model.config
+    H = config.num_attention_heads
+    D = config.hidden_size // H
+    return Case(
         name="real-model",
         group="real model",
-        B=shape[0],
-        H=config.num_attention_heads,
-        Hkv=config.num_attention_heads,
-        M=shape[1],
-        N=shape[1],
-        D=config.hidden_size // config.num_attention_heads,
-        Dv=config.hidden_size // config.num_attention_heads,
+        B=B,
+        H=H,
+        Hkv=H,
+        M=L,
+        N=L,
+        D=D,
+        Dv=D,
         generator="captured",
         keep="padding",
         backward=True,
     )
-    status = FAIL if broken else PASS
-    return Verdict(case, own.name, status, reason="; ".join(broken), tensors=reports)
 
 
 def _report(tensor: str, difference: Any, size: Any, checks: list[Check]) -> TensorReport:

@@ -11,7 +11,6 @@ import numpy as np
 
 from attnproof.cases import Case
 from attnproof.verify import guards
-from attnproof.verify.adapters import ours, sdpa
 from attnproof.verify.candidate import Candidate, Outputs, Skip, to_float64
 from attnproof.verify.inputs import Inputs, place
 from attnproof.verify.judge import Setting, TensorReport, judge, scorable
@@ -22,19 +21,6 @@ from attnproof.verify.suite import FAIL, PASS, SKIP, Verdict
 
 # how a real layer's numbers come about: no generator of ``inputs`` makes them
 GENERATOR = "captured"
-
-
-def host_candidates() -> list[Candidate]:
-    """Every backend of ours that can run on the host, and torch's own as peers."""
-    made = [ours.build(name, "cpu") for name in ours.names()]
-    for name in sdpa.BACKENDS:
-        try:
-            peer = sdpa.build(name, "cpu")
-        except Skip:
-            continue
-        peer.peer = True
-        made.append(peer)
-    return made
 
 
 def case_of(layer: Layer, index: int, group: str, *, backward: bool) -> Case:
