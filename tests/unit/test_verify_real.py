@@ -182,7 +182,9 @@ def test_a_refusal_is_a_skip_with_its_sentence(captured: Any) -> None:
     assert ("SKIP", "mine: not today") == (verdict.status, verdict.reason)
 
 
-def test_a_backend_that_refuses_is_skipped_with_its_sentence(reader: real_model.Reader, captured: Any) -> None:
+def test_a_backend_that_refuses_is_skipped_with_its_sentence(
+    reader: real_model.Reader, captured: Any
+) -> None:
     """A GPU backend on a machine without one must not end the run."""
     candidate = wrap("attnproof:elsewhere", unmasked, Traits(), own=True)
     candidate.refuse = lambda case: "needs another machine"
