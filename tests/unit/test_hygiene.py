@@ -39,6 +39,7 @@ LONG_FILES: dict[str, str] = {
     "src/attnproof/backends/triton/launch.py": "one launch after the other, each a page; to be split by pass",
     "src/attnproof/ledger/tiles.py": "the planner's model and its table of refusals read together",
     "tests/gpu/test_cases.py": "one case after the other",
+    "tests/unit/test_compat_transformers.py": "one kind of model after the other",
 }
 LONG_FUNCTIONS: dict[str, str] = {
     "src/attnproof/backends/triton/kernels/backward.py:dkdv_kernel": KERNEL,

@@ -24,7 +24,12 @@ kind = "torch"
 @functools.cache
 def _installed() -> bool:
     # None in sys.modules forbids the import
-    return sys.modules.get("torch", ...) is not None and importlib.util.find_spec("torch") is not None
+    return not _forbidden("torch") and importlib.util.find_spec("torch") is not None
+
+
+def _forbidden(name: str) -> bool:
+    modules: dict[str, object] = dict(sys.modules)
+    return name in modules and modules[name] is None
 
 
 def why_not(problem: Problem) -> str | None:
