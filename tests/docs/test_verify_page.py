@@ -17,12 +17,16 @@ PAGE = (ROOT / "docs" / "05_verify_your_kernel.md").read_text(encoding="utf-8")
 
 
 def block(language: str, title: str) -> str:
-    found = re.search(rf'^```{language} title="{re.escape(title)}"\n(.*?)^```$', PAGE, re.MULTILINE | re.DOTALL)
+    found = re.search(
+        rf'^```{language} title="{re.escape(title)}"\n(.*?)^```$', PAGE, re.MULTILINE | re.DOTALL
+    )
     assert found is not None, title
     return found[1]
 
 
-def test_five_lines_and_one_command_verify_a_foreign_function(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_five_lines_and_one_command_verify_a_foreign_function(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The page promises that the first run fails with the reason, and that one more line makes it pass."""
     pytest.importorskip("torch")
     monkeypatch.chdir(tmp_path)
@@ -33,7 +37,10 @@ def test_five_lines_and_one_command_verify_a_foreign_function(tmp_path: Path, mo
     words = [*command[1].split(), "--device", "cpu"]
     Path("mine.py").write_text(code)
     first = CliRunner().invoke(build(), words)
-    assert (1, True) == (first.exit_code, "it is the right answer with causal aligned top left" in first.output), first.output
+    assert (1, True) == (
+        first.exit_code,
+        "it is the right answer with causal aligned top left" in first.output,
+    ), first.output
     Path("mine.py").write_text(code + block("python", "mine.py, one more line"))
     second = CliRunner().invoke(build(), words)
     assert 0 == second.exit_code, second.output
@@ -56,5 +63,9 @@ def test_every_finding_runs_and_says_what_it_saw(finding: findings.Finding) -> N
     seen = findings.observe(finding)
     if seen.status == "not here":
         pytest.skip(seen.why)
-    expected = {"reproduced"} if f"torch {torch.__version__.partition('+')[0]}," in finding.seen else {"reproduced", "gone"}
+    expected = (
+        {"reproduced"}
+        if f"torch {torch.__version__.partition('+')[0]}," in finding.seen
+        else {"reproduced", "gone"}
+    )
     assert seen.status in expected, (seen.got, seen.right, seen.why)

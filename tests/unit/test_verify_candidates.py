@@ -17,7 +17,7 @@ from attnproof.verify import cabi, loaders, session, suite, tiers
 from attnproof.verify.adapters import external
 from attnproof.verify.candidate import Candidate, Outputs, Skip, Traits, keywords, refusal, split_result
 
-SOFTMAX = '''
+SOFTMAX = """
 import numpy as np
 
 def attention(q, k, v, *, causal, scale, mask=None):
@@ -36,7 +36,7 @@ def attention(q, k, v, *, causal, scale, mask=None):
     return out.astype(q.dtype), lse.astype(np.float32)
 
 attention.attnproof = {"arrays": "numpy", "numerics": "precise", "dtypes": ["float16", "float32"]}
-'''
+"""
 
 
 @pytest.fixture
@@ -55,15 +55,25 @@ def verdicts(candidate: Candidate, *identifiers: str) -> list[suite.Verdict]:
     return suite.run(candidate, [find(identifier) for identifier in identifiers])
 
 
-def test_a_numpy_function_in_a_file_is_judged_and_skips_what_it_does_not_name(written: Callable[[str], str]) -> None:
+def test_a_numpy_function_in_a_file_is_judged_and_skips_what_it_does_not_name(
+    written: Callable[[str], str],
+) -> None:
     candidate = loaders.load(written(SOFTMAX))
-    found = verdicts(candidate, "mask-dead-rows/float16", "gqa-8-2/float32", "window-causal-40/float16", "normal-128/bfloat16")
+    found = verdicts(
+        candidate,
+        "mask-dead-rows/float16",
+        "gqa-8-2/float32",
+        "window-causal-40/float16",
+        "normal-128/bfloat16",
+    )
     assert [verdict.status for verdict in found] == ["PASS", "PASS", "SKIP", "SKIP"]
     assert [verdict.reason for verdict in found[2:]] == ["does not take window", "takes float16, float32"]
     assert found[0].notes == ("no backward: NumPy function without one",)
 
 
-def test_a_top_left_causal_mask_is_named_by_the_hint_and_accepted_when_declared(written: Callable[[str], str]) -> None:
+def test_a_top_left_causal_mask_is_named_by_the_hint_and_accepted_when_declared(
+    written: Callable[[str], str],
+) -> None:
     """The commonest difference between libraries: silently wrong for cached decoding."""
     text = SOFTMAX.replace("np.tri(M, N, N - M, dtype=bool)", "np.tri(M, N, dtype=bool)")
     case = "bottom-right-100x160/float16"
@@ -78,7 +88,9 @@ def test_a_top_left_causal_mask_is_named_by_the_hint_and_accepted_when_declared(
 
 def test_an_exception_is_a_failure_and_a_refusal_is_a_skip(written: Callable[[str], str]) -> None:
     raising = SOFTMAX.replace("    group =", "    raise IndexError('page 7')\n    group =")
-    refusing = SOFTMAX.replace("    group =", "    raise NotImplementedError('no such head dim')\n    group =")
+    refusing = SOFTMAX.replace(
+        "    group =", "    raise NotImplementedError('no such head dim')\n    group ="
+    )
     (broken,) = verdicts(loaders.load(written(raising)), "normal-128/float32")
     (refused,) = verdicts(loaders.load(written(refusing)), "normal-128/float32")
     assert (broken.status, broken.reason) == ("FAIL", "raised IndexError: page 7")
@@ -111,37 +123,50 @@ def test_unknown_declarations_are_refused(written: Callable[[str], str]) -> None
 
 def test_a_torch_function_gets_its_gradients_from_autograd(written: Callable[[str], str]) -> None:
     pytest.importorskip("torch")
-    candidate = loaders.load(written(
-        "import torch.nn.functional as F\n"
-        "def attention(q, k, v, *, causal, scale, mask=None):\n"
-        "    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, scale=scale)\n"
-        "attention.attnproof = {'align': 'top_left', 'gqa': False}\n"), "cpu")
+    candidate = loaders.load(
+        written(
+            "import torch.nn.functional as F\n"
+            "def attention(q, k, v, *, causal, scale, mask=None):\n"
+            "    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=causal, scale=scale)\n"
+            "attention.attnproof = {'align': 'top_left', 'gqa': False}\n"
+        ),
+        "cpu",
+    )
     found = verdicts(candidate, "normal-128-causal/float32", "gqa-8-2/float32")
     assert [verdict.status for verdict in found] == ["PASS", "SKIP"]
     assert [report.tensor for report in found[0].tensors] == ["out", "dq", "dk", "dv"]
 
 
-def test_a_function_in_the_bmhd_layout_says_so_and_sees_only_other_strides(written: Callable[[str], str]) -> None:
+def test_a_function_in_the_bmhd_layout_says_so_and_sees_only_other_strides(
+    written: Callable[[str], str],
+) -> None:
     pytest.importorskip("torch")
-    candidate = loaders.load(written(
-        "import torch.nn.functional as F\n"
-        "def attention(q, k, v, *, causal, scale):\n"
-        "    q, k, v = (x.transpose(1, 2) for x in (q, k, v))\n"
-        "    return F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale).transpose(1, 2)\n"
-        "attention.attnproof = {'align': 'top_left', 'layout': 'bmhd'}\n"), "cpu")
+    candidate = loaders.load(
+        written(
+            "import torch.nn.functional as F\n"
+            "def attention(q, k, v, *, causal, scale):\n"
+            "    q, k, v = (x.transpose(1, 2) for x in (q, k, v))\n"
+            "    return F.scaled_dot_product_attention(q, k, v, is_causal=causal, scale=scale).transpose(1, 2)\n"
+            "attention.attnproof = {'align': 'top_left', 'layout': 'bmhd'}\n"
+        ),
+        "cpu",
+    )
     (verdict,) = verdicts(candidate, "normal-batch/float32")
     assert verdict.status == "PASS", verdict.reason
 
 
 def test_a_backward_of_its_own_is_used_for_numpy_functions(written: Callable[[str], str]) -> None:
-    own = SOFTMAX + '''
+    own = (
+        SOFTMAX
+        + """
 def backward(q, k, v, out, lse, dout, *, causal, scale):
     s = scale * q @ k.swapaxes(-1, -2)
     p = np.exp(s - lse[..., None])
     ds = p * (dout @ v.swapaxes(-1, -2) - (dout * out).sum(-1, keepdims=True))
     return scale * ds @ k, scale * ds.swapaxes(-1, -2) @ q, p.swapaxes(-1, -2) @ dout
 attention.backward = backward
-'''
+"""
+    )
     (verdict,) = verdicts(loaders.load(written(own)), "normal-128/float32")
     assert verdict.status == "PASS", verdict.reason
     assert {report.tensor for report in verdict.tensors} == {"out", "lse", "dq", "dk", "dv"}
@@ -162,7 +187,9 @@ def test_refusals_name_what_is_missing() -> None:
         "does not take window, bias, alibi_slopes, softcap, sink"
     )
     assert refusal(find("packed/float16"), Traits(), None) == "no packed rows"
-    assert refusal(find("gqa-8-2/float32"), Traits(gqa=False), None) == "needs as many key heads as query heads"
+    assert (
+        refusal(find("gqa-8-2/float32"), Traits(gqa=False), None) == "needs as many key heads as query heads"
+    )
     assert refusal(find("normal-128/float32"), Traits(limits=lambda case: "not today"), None) == "not today"
     assert keywords(lambda q, **rest: q) is None
 
@@ -247,7 +274,9 @@ def library(tmp_path: Path) -> Callable[[str], str]:
     def make(statement: str = "") -> str:
         source, target = tmp_path / "mine.c", tmp_path / f"mine{len(list(tmp_path.glob('*.so')))}.so"
         source.write_text(C_SOURCE.replace("BROKEN", statement))
-        subprocess.run([compiler, "-O1", "-shared", "-fPIC", "-o", str(target), str(source), "-lm"], check=True)
+        subprocess.run(
+            [compiler, "-O1", "-shared", "-fPIC", "-o", str(target), str(source), "-lm"], check=True
+        )
         target.with_suffix(".toml").write_text(C_MAP)
         return f"{target}:attention"
 
@@ -256,9 +285,17 @@ def library(tmp_path: Path) -> Callable[[str], str]:
 
 def test_a_c_function_is_judged_without_any_python(library: Callable[[str], str]) -> None:
     candidate = loaders.load(library())
-    found = verdicts(candidate, "longer-queries-causal/float32", "uneven-32-80/float32", "gqa-8-2/float32", "sink/float32",
-                     "layout-bmhd/float32")
-    assert [verdict.status for verdict in found] == ["PASS", "PASS", "PASS", "SKIP", "PASS"], [v.reason for v in found]
+    found = verdicts(
+        candidate,
+        "longer-queries-causal/float32",
+        "uneven-32-80/float32",
+        "gqa-8-2/float32",
+        "sink/float32",
+        "layout-bmhd/float32",
+    )
+    assert [verdict.status for verdict in found] == ["PASS", "PASS", "PASS", "SKIP", "PASS"], [
+        v.reason for v in found
+    ]
     assert {report.tensor for report in found[0].tensors} == {"out", "lse"}
 
 
@@ -300,7 +337,10 @@ def test_strides_reach_a_c_function_that_asks_for_them(tmp_path: Path) -> None:
     function = cabi._Function(None, [cabi.parse("q.stride0"), cabi.parse("q.stride3")], Traits(), "cpu")
     array = np.zeros((2, 3, 4, 5), np.float32).swapaxes(1, 2)
     assert function._host(array) is array
-    values = [function._value(name, find("normal-128/float32"), {}, {"q": array}) for name in ("q.stride0", "q.stride1", "q.stride2")]
+    values = [
+        function._value(name, find("normal-128/float32"), {}, {"q": array})
+        for name in ("q.stride0", "q.stride1", "q.stride2")
+    ]
     assert values == [60, 5, 20]
 
 
@@ -319,7 +359,9 @@ def test_ours_are_candidates_and_answer_for_every_named_case() -> None:
 def test_decode_and_packed_cases_run_through_the_public_functions() -> None:
     from attnproof.verify.adapters import ours
 
-    found = verdicts(ours.build("streaming", "cpu"), "packed/float32", "decode-append/float32", "paged-append/float32")
+    found = verdicts(
+        ours.build("streaming", "cpu"), "packed/float32", "decode-append/float32", "paged-append/float32"
+    )
     assert [verdict.status for verdict in found] == ["PASS"] * 3, [verdict.reason for verdict in found]
 
 

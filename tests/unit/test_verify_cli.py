@@ -51,7 +51,10 @@ def test_a_right_kernel_leaves_with_zero_and_writes_record_and_report(run: Run) 
 def test_a_wrong_kernel_leaves_with_one_and_says_what_to_replay(run: Run) -> None:
     result = run("verify", "-c", "bad.py:attention", "--tier", "smoke", "--case", "longer")
     assert 1 == result.exit_code
-    assert "attnproof explain-case longer-queries-causal/float16 --candidate bad.py:attention --seed 0" in result.output
+    assert (
+        "attnproof explain-case longer-queries-causal/float16 --candidate bad.py:attention --seed 0"
+        in result.output
+    )
 
 
 def test_nothing_to_judge_is_no_success(run: Run) -> None:
@@ -74,7 +77,10 @@ def test_the_step_summary_of_a_ci_page_is_appended(run: Run, monkeypatch: pytest
         (("verify", "-c", "good.py:other"), "has no attribute 'other'"),
         (("verify", "--tier", "huge"), "tier: expected one of smoke, quick, standard, full, got 'huge'"),
         (("verify", "--case", "no such case"), "--case: expected a part of a case id"),
-        (("verify", "-c", "sdpa:cudnn", "--device", "cpu"), "sdpa:cudnn: torch has this backend on GPUs only"),
+        (
+            ("verify", "-c", "sdpa:cudnn", "--device", "cpu"),
+            "sdpa:cudnn: torch has this backend on GPUs only",
+        ),
         (("explain-case", "no-such-case/float16"), "case: expected a known id"),
         (("explain-case", "normal-128/float16", "--mutant", "no-such"), "mutant: expected one of"),
         (("findings", "no-such-finding"), "findings: expected a part of a name"),
@@ -91,7 +97,9 @@ def test_a_bad_request_is_one_sentence_and_code_two(run: Run, words: tuple[str, 
 
 
 def test_explain_case_shows_the_worst_row_and_the_keys_that_decide_it(run: Run) -> None:
-    result = run("explain-case", "gqa-257x1000-causal/bfloat16", "--mutant", "row-shift", "--json", "replay.json")
+    result = run(
+        "explain-case", "gqa-257x1000-causal/bfloat16", "--mutant", "row-shift", "--json", "replay.json"
+    )
     assert 1 == result.exit_code
     for words in ("rows 63 of each 64", "worst row of out", "the keys that decide this row", "hard bound"):
         assert words in result.output
@@ -110,14 +118,18 @@ def test_selftest_of_chosen_mutants_is_a_record(run: Run, monkeypatch: pytest.Mo
     from attnproof.verify.mutants import kernel
 
     monkeypatch.setattr(selftest, "correct_kernels", lambda: iter([kernel.correct()]))
-    result = run("selftest", "--mutant", "no-rescale-acc", "--mutant", "masked-is-zero", "--json", "self.json")
+    result = run(
+        "selftest", "--mutant", "no-rescale-acc", "--mutant", "masked-is-zero", "--json", "self.json"
+    )
     assert 0 == result.exit_code, result.output
     document = records.load(Path("self.json"))
     assert [entry["status"] for entry in document["results"]] == ["KILLED", "KILLED", "GREEN"]
     assert (document["protocol"]["dead"], document["protocol"]["alarms"]) == (2, 0)
 
 
-def test_a_self_test_that_misses_a_mutant_is_not_to_be_trusted(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_self_test_that_misses_a_mutant_is_not_to_be_trusted(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from attnproof.verify import selftest
     from attnproof.verify.mutants import catalogue
     from attnproof.verify.mutants.operator import Operator
@@ -131,7 +143,14 @@ def test_a_self_test_that_misses_a_mutant_is_not_to_be_trusted(run: Run, monkeyp
 
 
 def test_findings_are_run_and_recorded(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    base: dict[str, Any] = {"kernel": "mine", "kind": findings.BUG, "title": "one", "seen": "here", "note": "", "needs": ()}
+    base: dict[str, Any] = {
+        "kernel": "mine",
+        "kind": findings.BUG,
+        "title": "one",
+        "seen": "here",
+        "note": "",
+        "needs": (),
+    }
     made = (
         findings.Finding(name="there", code="got, right = [2.0], [1.0]", **base),
         findings.Finding(name="gone", code="got, right = [1.0], [1.0]", **base),
@@ -142,7 +161,9 @@ def test_findings_are_run_and_recorded(run: Run, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(findings, "all_findings", lambda: made)
     result = run("findings", "--json", "found.json")
     assert 0 == result.exit_code, result.output
-    statuses = {entry["case"]: entry["status"] for entry in json.loads(Path("found.json").read_text())["results"]}
+    statuses = {
+        entry["case"]: entry["status"] for entry in json.loads(Path("found.json").read_text())["results"]
+    }
     assert statuses["there"] == "FINDING"
     assert statuses["gone"] == statuses["raises"] == "PASS"
     assert statuses["absent"] == "SKIP"

@@ -109,7 +109,9 @@ def test_inputs_lie_in_nan_on_both_sides() -> None:
 @pytest.mark.parametrize("layout", ["bmhd", "offset", "strided", "transposed", "qkv", "expanded"])
 def test_every_layout_holds_the_same_values(layout: str) -> None:
     """Only strides, offset and alignment change; the numbers do not."""
-    plain = build(replace(find(f"layout-{layout}/float32"), layout="bhmd" if layout != "expanded" else layout))
+    plain = build(
+        replace(find(f"layout-{layout}/float32"), layout="bhmd" if layout != "expanded" else layout)
+    )
     other = build(find(f"layout-{layout}/float32"))
     assert other.k.strides != plain.k.strides or layout in ("offset", "expanded")
     np.testing.assert_array_equal(other.k.values(), plain.k.values())

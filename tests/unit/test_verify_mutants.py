@@ -23,7 +23,9 @@ def test_every_operator_still_applies_to_the_kernel(operator: Operator) -> None:
 
 def test_an_operator_whose_text_is_gone_says_so() -> None:
     gone = Operator("gone", "edits a line that is not there", (("streaming", "no such text", "x"),))
-    with pytest.raises(kernel.DoesNotApply, match="gone: expected 'no such text' once in streaming, found it 0 times"):
+    with pytest.raises(
+        kernel.DoesNotApply, match="gone: expected 'no such text' once in streaming, found it 0 times"
+    ):
         kernel.edited(gone)
 
 
@@ -40,8 +42,20 @@ def test_the_mistakes_that_the_documents_name_die_in_smoke() -> None:
     assert {fate.operator.name for fate in score.fates} == set(catalogue.CLASSICS)
 
 
-@pytest.mark.parametrize("name", ["returns-zeros", "returns-mean-of-v", "returns-last-output", "cached-by-shape",
-                                  "cached-by-fingerprint", "writes-nothing", "writes-v", "writes-outside", "race"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "returns-zeros",
+        "returns-mean-of-v",
+        "returns-last-output",
+        "cached-by-shape",
+        "cached-by-fingerprint",
+        "writes-nothing",
+        "writes-v",
+        "writes-outside",
+        "race",
+    ],
+)
 def test_a_kernel_that_does_not_compute_is_caught_by_name(name: str) -> None:
     smoke = selftest.strongest_first(tiers.cases("smoke"))
     with one_thread():
@@ -93,7 +107,9 @@ def test_greedy_takes_the_case_that_kills_most_and_stops_at_the_share() -> None:
 def test_a_mutant_that_changes_nothing_on_a_case_is_dormant_there() -> None:
     """A dormant mutant is not judged; one that differs in a single bit is."""
     case = cases.find("normal-128/bfloat16")
-    killers = matrix.full_matrix([case], 0, [catalogue.find("softcap-ignored"), catalogue.find("no-rescale-sum")])
+    killers = matrix.full_matrix(
+        [case], 0, [catalogue.find("softcap-ignored"), catalogue.find("no-rescale-sum")]
+    )
     assert killers[case.id] == ["no-rescale-sum"]
 
 

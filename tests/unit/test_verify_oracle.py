@@ -28,8 +28,17 @@ VARIANTS = {
     "sink": replace(SMALL, sink=True),
     "bias": replace(SMALL, bias="normal", bias_axes="1H1N"),
     "everything": replace(
-        SMALL, causal=True, window=(5, -1), keep="random", softcap=2.0, alibi=True, sink=True, bias="normal",
-        bias_axes="B1MN", dlse=True, dropout_p=0.3,
+        SMALL,
+        causal=True,
+        window=(5, -1),
+        keep="random",
+        softcap=2.0,
+        alibi=True,
+        sink=True,
+        bias="normal",
+        bias_axes="B1MN",
+        dlse=True,
+        dropout_p=0.3,
     ),
 }
 
@@ -55,8 +64,17 @@ def test_every_gradient_agrees_with_autograd_in_float64(name: str) -> None:
 
 
 def _torch_attention(torch: Any, asked: Question) -> tuple[dict[str, Any], Any, Any]:
-    names = {"dq": asked.q, "dk": asked.k, "dv": asked.v, "dbias": asked.bias, "dslopes": asked.slopes, "dsink": asked.sink}
-    leaves = {name: torch.tensor(value, requires_grad=True) for name, value in names.items() if value is not None}
+    names = {
+        "dq": asked.q,
+        "dk": asked.k,
+        "dv": asked.v,
+        "dbias": asked.bias,
+        "dslopes": asked.slopes,
+        "dsink": asked.sink,
+    }
+    leaves = {
+        name: torch.tensor(value, requires_grad=True) for name, value in names.items() if value is not None
+    }
     (B, H, M, _), N = asked.q.shape, asked.k.shape[2]
     group = H // asked.k.shape[1]
     k, v = (leaves[name].repeat_interleave(group, 1) for name in ("dk", "dv"))
@@ -69,7 +87,9 @@ def _torch_attention(torch: Any, asked: Question) -> tuple[dict[str, Any], Any, 
     if "dbias" in leaves:
         s = s + leaves["dbias"]
     distance = j - (i + N - M)
-    seen = ((distance >= -asked.left) & (distance <= asked.right) & ((j <= i) if asked.top_left else True)).expand(B, H, M, N)
+    seen = (
+        (distance >= -asked.left) & (distance <= asked.right) & ((j <= i) if asked.top_left else True)
+    ).expand(B, H, M, N)
     if asked.keep is not None:
         seen = seen & torch.from_numpy(np.broadcast_to(asked.keep, (B, H, M, N)).copy())
     s = s.masked_fill(~seen, float("-inf"))
@@ -81,7 +101,9 @@ def _torch_attention(torch: Any, asked: Question) -> tuple[dict[str, Any], Any, 
     lse = torch.logsumexp(logits, -1)
     if asked.dropout_p:
         planes = np.arange(B * H)
-        factor = philox_oracle.keep_factor(asked.dropout_p, asked.rng, planes, np.arange(M), N).reshape(B, H, M, N)
+        factor = philox_oracle.keep_factor(asked.dropout_p, asked.rng, planes, np.arange(M), N).reshape(
+            B, H, M, N
+        )
         p = p * torch.from_numpy(factor)
     return leaves, p @ v, lse
 
@@ -110,6 +132,7 @@ def test_blocks_of_any_size_give_the_same_answer(monkeypatch: pytest.MonkeyPatch
 
 def test_philox_matches_the_published_vectors() -> None:
     """Known answers of Random123 for philox4x32-10."""
+
     def words(counter: tuple[int, ...], key: tuple[int, int]) -> list[str]:
         drawn = philox_oracle.words(tuple(np.array([part], np.uint64) for part in counter), key)  # type: ignore[arg-type]
         return [f"{int(word[0]):08x}" for word in drawn]
@@ -167,7 +190,11 @@ def test_torch_tensors_give_the_same_answer_as_numpy_arrays() -> None:
     """The oracle of large cases may run on a GPU: the same code on torch float64."""
     torch = pytest.importorskip("torch")
     asked = question(build(replace(VARIANTS["everything"], dropout_p=0.0), 1))
-    parts = {name: torch.from_numpy(np.array(value)) for name, value in vars(asked).items() if isinstance(value, np.ndarray)}
+    parts = {
+        name: torch.from_numpy(np.array(value))
+        for name, value in vars(asked).items()
+        if isinstance(value, np.ndarray)
+    }
     found = solve(replace(asked, xp=torch, **parts))
     right = solve(asked)
     for name, terms in right.tensors.items():

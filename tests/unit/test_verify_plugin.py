@@ -32,15 +32,21 @@ def test_one_test_per_case_passes_for_a_right_kernel(pytester: pytest.Pytester) 
     pytester.makepyfile(mine=KERNEL.format(change="", gqa=True), test_mine=TEST)
     result = pytester.runpytest(*PLUGIN, "--attn-candidate", "mine.py:kernel", "-v", "-rs")
     result.assert_outcomes(passed=1, skipped=1)
-    result.stdout.fnmatch_lines(["*test_mine?longer-queries-causal/float16?*PASSED*", "*SKIPPED*takes float16, float32*"])
+    result.stdout.fnmatch_lines(
+        ["*test_mine?longer-queries-causal/float16?*PASSED*", "*SKIPPED*takes float16, float32*"]
+    )
 
 
 def test_a_failure_says_tensor_hint_and_replay(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(mine=KERNEL.format(change=" * 1.01", gqa=True), test_mine=TEST)
     result = pytester.runpytest(*PLUGIN, "--attn-candidate", "mine.py:kernel")
     result.assert_outcomes(failed=1, skipped=1)
-    result.stdout.fnmatch_lines(["*FAIL longer-queries-causal/float16: out: hard bound*",
-                                 "*attnproof explain-case longer-queries-causal/float16 --candidate mine.py:kernel*"])
+    result.stdout.fnmatch_lines(
+        [
+            "*FAIL longer-queries-causal/float16: out: hard bound*",
+            "*attnproof explain-case longer-queries-causal/float16 --candidate mine.py:kernel*",
+        ]
+    )
 
 
 def test_without_a_kernel_the_error_names_the_option(pytester: pytest.Pytester) -> None:

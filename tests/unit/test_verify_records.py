@@ -31,7 +31,9 @@ def document() -> dict[str, Any]:
     rows += broken
     rows += suite.run(kernel.mutate(operator("tail-rows-unwritten")), cases[2:], 0, answers)
     rows.append(suite.Verdict(cases[0], "picky", "SKIP", reason="no <b>such</b> thing"))
-    return records.record("verify", {"tier": "test", "seed": 0}, [records.from_verdict(verdict) for verdict in rows])
+    return records.record(
+        "verify", {"tier": "test", "seed": 0}, [records.from_verdict(verdict) for verdict in rows]
+    )
 
 
 def test_a_record_fits_the_shipped_schema_and_survives_json(document: dict[str, Any], tmp_path: Path) -> None:
@@ -50,10 +52,19 @@ def test_infinities_and_nan_are_words_because_json_has_none() -> None:
     [
         (lambda d: d.update(schema="attnproof/record/2"), "record.schema: expected 'attnproof/record/1'"),
         (lambda d: d.pop("results"), "record: expected a field 'results'"),
-        (lambda d: d["environment"].update(dirty="yes"), "record.environment.dirty: expected boolean or null, got str"),
+        (
+            lambda d: d["environment"].update(dirty="yes"),
+            "record.environment.dirty: expected boolean or null, got str",
+        ),
         (lambda d: d["results"][0].update(status="FINE"), r"record.results\[0\].status: expected one of"),
-        (lambda d: d["results"][0].update(seed=True), r"record.results\[0\].seed: expected integer, got bool"),
-        (lambda d: d["results"][0]["tensors"][0].pop("checks"), r"results\[0\].tensors\[0\]: expected a field 'checks'"),
+        (
+            lambda d: d["results"][0].update(seed=True),
+            r"record.results\[0\].seed: expected integer, got bool",
+        ),
+        (
+            lambda d: d["results"][0]["tensors"][0].pop("checks"),
+            r"results\[0\].tensors\[0\]: expected a field 'checks'",
+        ),
     ],
 )
 def test_a_document_that_does_not_fit_says_where(document: dict[str, Any], change: Any, message: str) -> None:
@@ -99,7 +110,9 @@ def test_junit_counts_failures_and_keeps_findings_green(document: dict[str, Any]
     suites = {suite.get("name"): suite for suite in root}
     assert suites["tail-rows-unwritten"].get("failures") == "1"
     assert suites["dead-row-lse-zero"].get("failures") == "0"
-    assert "explain-case mask-dead-rows/float32" in (suites["dead-row-lse-zero"].findtext(".//system-out") or "")
+    assert "explain-case mask-dead-rows/float32" in (
+        suites["dead-row-lse-zero"].findtext(".//system-out") or ""
+    )
     assert suites["picky"].get("skipped") == "1"
     names = {item.get("name") for item in suites["streaming"].iter("property")}
     assert {"out.max_abs", "out.z_rms", "lse.bound_used"} <= names
@@ -113,7 +126,9 @@ def test_markdown_is_cut_below_the_limit_of_a_ci_page(document: dict[str, Any]) 
 
 
 def test_the_page_is_self_contained_and_escapes_what_kernels_say(document: dict[str, Any]) -> None:
-    page = html.render(document, [html.Section("Real <input>", html.table(("a", "b"), [("<i>", 0.5), ("x", 3)], "note"))])
+    page = html.render(
+        document, [html.Section("Real <input>", html.table(("a", "b"), [("<i>", 0.5), ("x", 3)], "note"))]
+    )
     assert "{{" not in page
     assert "<b>such</b>" not in page
     assert 'id="real--input-"' in page and "&lt;i&gt;" in page
@@ -130,8 +145,12 @@ def test_the_page_stays_below_three_megabytes_for_every_case_on_six_kernels(docu
     from attnproof.cases import pool
 
     many = deepcopy(document)
-    many["results"] = [result | {"case": case.id, "candidate": f"kernel {index}"} for case in pool() for index in range(6)
-                       for result in document["results"][:1]]
+    many["results"] = [
+        result | {"case": case.id, "candidate": f"kernel {index}"}
+        for case in pool()
+        for index in range(6)
+        for result in document["results"][:1]
+    ]
     assert len(html.render(many)) < 3_000_000
 
 

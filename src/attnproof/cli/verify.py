@@ -310,7 +310,9 @@ def selftest(
 
 def findings(
     name: Annotated[list[str] | None, typer.Argument(help="Only findings whose name contains this.")] = None,
-    markdown: Annotated[bool, typer.Option("--markdown", help="Print the page of findings and run nothing.")] = False,
+    markdown: Annotated[
+        bool, typer.Option("--markdown", help="Print the page of findings and run nothing.")
+    ] = False,
     json_path: JsonOption = None,
 ) -> None:
     """Run the smallest program of every finding: is the deviation still there?"""
@@ -328,9 +330,29 @@ def findings(
         for one in chosen:
             seen.append(found.observe(one))
             tick(one.name)
-    rows = [(o.finding.name, o.finding.kernel, o.finding.kind, o.got or "-", o.right or "-", f"{o.status} {o.why}".strip()) for o in seen]
+    rows = [
+        (
+            o.finding.name,
+            o.finding.kernel,
+            o.finding.kind,
+            o.got or "-",
+            o.right or "-",
+            f"{o.status} {o.why}".strip(),
+        )
+        for o in seen
+    ]
     show(out_console(), "findings", "finding", "kernel", "kind", "got", "right", "status", rows=rows)
-    entries = [{"candidate": o.finding.kernel, "case": o.finding.name, "group": o.finding.kind, "reason": o.finding.title,
-                "status": "FINDING" if o.status == "reproduced" else "SKIP" if o.status == "not here" else "PASS",
-                "got": o.got, "right": o.right, "hint": o.why} for o in seen]
+    entries = [
+        {
+            "candidate": o.finding.kernel,
+            "case": o.finding.name,
+            "group": o.finding.kind,
+            "reason": o.finding.title,
+            "status": "FINDING" if o.status == "reproduced" else "SKIP" if o.status == "not here" else "PASS",
+            "got": o.got,
+            "right": o.right,
+            "hint": o.why,
+        }
+        for o in seen
+    ]
     write_json(json_path, records.record("findings", {"findings": len(seen)}, entries))

@@ -94,7 +94,8 @@ def headline(record: dict[str, Any]) -> str:
     )
     if findings:
         words += f"; {findings} findings about other kernels"
-    return f'<p class="headline {mark}">{words}.</p><p>{kernels} kernels on {len({r["case"] for r in record["results"]})} named cases.</p>'
+    cases = len({row["case"] for row in record["results"]})
+    return f'<p class="headline {mark}">{words}.</p><p>{kernels} kernels on {cases} named cases.</p>'
 
 
 def facts(record: dict[str, Any]) -> str:

@@ -32,7 +32,9 @@ def audit(asked: Question, rows: int = 4, seed: int = 0) -> float:
             out, lse = _row(mpmath, asked, b, h, i)
             got = np.asarray(answer.tensors["out"].value)[b, h, i]
             size = max(float(np.abs(asked.v).max()), 1e-300)
-            worst = max(worst, float(max(abs(mpmath.mpf(float(x)) - y) for x, y in zip(got, out, strict=True))) / size)
+            worst = max(
+                worst, float(max(abs(mpmath.mpf(float(x)) - y) for x, y in zip(got, out, strict=True))) / size
+            )
             found = float(np.asarray(answer.lse)[b, h, i])
             if np.isinf(found) or lse == -mpmath.inf:
                 worst = max(worst, 0.0 if mpmath.mpf(found) == lse else np.inf)
@@ -53,7 +55,9 @@ def _row(mp: Any, asked: Question, b: int, h: int, i: int) -> tuple[list[Any], A
     if total == 0:
         return [mp.mpf(0)] * width, -mp.inf
     v = asked.v[b, h // group]
-    out = [sum((w * mp.mpf(float(v[j, c])) for j, w in weights.items()), mp.mpf(0)) / total for c in range(width)]
+    out = [
+        sum((w * mp.mpf(float(v[j, c])) for j, w in weights.items()), mp.mpf(0)) / total for c in range(width)
+    ]
     return out, mp.log(total)
 
 
@@ -65,7 +69,9 @@ def _seen(asked: Question, b: int, h: int, i: int, j: int, M: int, N: int) -> bo
 
 def _logit(mp: Any, asked: Question, b: int, h: int, i: int, j: int, group: int) -> Any:
     q, k = asked.q[b, h, i], asked.k[b, h // group, j]
-    s = mp.mpf(float(asked.scale)) * sum((mp.mpf(float(x)) * mp.mpf(float(y)) for x, y in zip(q, k, strict=True)), mp.mpf(0))
+    s = mp.mpf(float(asked.scale)) * sum(
+        (mp.mpf(float(x)) * mp.mpf(float(y)) for x, y in zip(q, k, strict=True)), mp.mpf(0)
+    )
     if asked.softcap:
         cap = mp.mpf(float(asked.softcap))
         s = cap * mp.tanh(s / cap)

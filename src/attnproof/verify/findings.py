@@ -124,8 +124,17 @@ def markdown() -> str:
     """The page of findings."""
     lines = [HEADER]
     for finding in all_findings():
-        lines += [f"## {finding.name}", "", f"**{finding.kind}**, `{finding.kernel}`: {finding.title}", "",
-                  "```python", finding.code.strip(), "```", "", f"Seen on {finding.seen}. {finding.note}"]
+        lines += [
+            f"## {finding.name}",
+            "",
+            f"**{finding.kind}**, `{finding.kernel}`: {finding.title}",
+            "",
+            "```python",
+            finding.code.strip(),
+            "```",
+            "",
+            f"Seen on {finding.seen}. {finding.note}",
+        ]
         if finding.case:
             lines.append(f"Also: `attnproof explain-case {finding.case} --candidate {finding.kernel}`.")
         lines.append("")

@@ -92,7 +92,8 @@ right = [0.0, 0.0]
         within=2.0**-8,
         seen=TORCH,
         note="The gradients of a key are summed in bfloat16 from tile to tile: a sum stops growing when a tile adds less "
-        "than half a unit, so that with one key dv stays at 65536 for any number of queries above. On random inputs z is 1.3 at 1024 keys and 2.1 at 4096, where an fp32 sum keeps it at 1.",
+        "than half a unit, so that with one key dv stays at 65536 for any number of queries above. On random inputs z "
+        "is 1.3 at 1024 keys and 2.1 at 4096, where an fp32 sum keeps it at 1.",
         case="long-2048-grad/bfloat16",
     ),
     Finding(

@@ -91,8 +91,11 @@ def _device_name(device: str) -> str:
 
 @cache
 def _commit() -> dict[str, Any]:
-    """Commit and dirty flag when the package runs from a checkout."""
+    """Commit and dirty flag when the package runs from a checkout; a copy without history names its commit in a file."""
     root = Path(__file__).parents[3]
+    named = root / "COMMIT"
+    if named.is_file():
+        return {"commit": named.read_text(encoding="utf-8").split()[0], "dirty": False}
     if not (root / ".git").exists():
         return {"commit": None, "dirty": None}
     try:
