@@ -242,7 +242,7 @@ def _statistics(
         report.failing |= np.abs(z) > bound.z_max
     _row_check(report, z, alive, setting.kind)
     if setting.gaussian and report.tensor == "out" and n >= 4096:
-        lean = float((z * np.sign(np.asarray(terms.value))).sum() / n * sqrt(n))
+        lean = float((z * np.where(alive, np.sign(np.asarray(terms.value)), 0.0)).sum() / n * sqrt(n))
         report.checks.append(Check("bias", abs(lean), bound.bias, "roundings must not all lean one way"))
 
 
