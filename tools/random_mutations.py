@@ -2,8 +2,8 @@
 
     python tools/random_mutations.py results/cpu/random-mutations.json --count 30 --seed 1
 
-Draws edits until `count` of them change a result on some named case, judges each on the standard tier, and records
-what killed it. Survivors are listed with the case on which they differ and by how much.
+Draws edits until `count` of them change a result on some named case without crashing, judges each on the standard
+tier, and records what killed it. Survivors are listed with the case on which they differ and by how much.
 """
 
 from __future__ import annotations
@@ -58,6 +58,8 @@ class Trial:
         changed = ""
         for case in self.standard:
             outcome, how = self.on(mutant, case)
+            if outcome == "crash":
+                return {"candidate": mutant.name, "case": case.id, "status": "CRASHED", "how": how}
             if outcome == "dead":
                 return {"candidate": mutant.name, "case": case.id, "status": "KILLED", "how": how}
             changed = changed or (how if outcome == "changed" else "")
@@ -71,14 +73,14 @@ class Trial:
         )
 
     def on(self, mutant: Candidate, case: Case) -> tuple[str, str]:
-        """`same`, `changed` (within every bound) or `dead` on one case."""
+        """`same`, `changed` (within every bound), `dead` or `crash` on one case."""
         right = self.baseline(case)
         inputs = build(case, 0)
         try:
             with poisoned(mutant), np.errstate(all="ignore"):
                 outputs = mutant.call(inputs)
         except Exception as error:  # a mistake that crashes is found by anybody
-            return "dead", f"raised {type(error).__name__}"
+            return "crash", f"raised {type(error).__name__}"
         if all(np.array_equal(outputs.values[name], value, equal_nan=True) for name, value in right.items()):
             return "same", ""
         verdict = suite.judge_outputs(mutant, inputs, outputs, self.answers, explain=False)
@@ -99,12 +101,15 @@ def main() -> None:
     asked = parser.parse_args()
     drawn = edits(kernel.source("streaming"))
     random.Random(asked.seed).shuffle(drawn)
-    trial, fates, nothing = Trial(), [], 0
+    trial, fates, nothing, crashed = Trial(), [], 0, 0
     with one_thread():
         for edit in drawn:
             fate = trial.run(edit)
             if fate is None:
                 nothing += 1
+                continue
+            if fate["status"] == "CRASHED":  # no result to judge: anybody would notice
+                crashed += 1
                 continue
             fates.append(fate)
             print(
@@ -115,8 +120,9 @@ def main() -> None:
     survivors = [fate["candidate"] for fate in fates if fate["status"] == "SURVIVED"]
     protocol = {
         "seed": asked.seed,
-        "drawn": len(fates) + nothing,
+        "drawn": len(fates) + nothing + crashed,
         "without_effect": nothing,
+        "crashed": crashed,
         "mutations": len(fates),
         "found": len(fates) - len(survivors),
         "survivors": survivors,

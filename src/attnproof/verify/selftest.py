@@ -42,10 +42,10 @@ class Score:
     @property
     def sentence(self) -> str:
         """For records and reports."""
-        return (
-            f"{self.dead} of {len(self.fates)} broken kernels found by tier {self.tier}, "
-            f"{len(self.alarms)} false alarms on {len(self.good)} correct ones (mutant set {catalogue.digest()})"
-        )
+        found = f"{self.dead} of {len(self.fates)} broken kernels found by tier {self.tier}"
+        if self.good:
+            found += f", {len(self.alarms)} false alarms on {len(self.good)} correct ones"
+        return f"{found} (mutant set {catalogue.digest()})"
 
 
 def correct_kernels(*, with_torch: bool = True) -> Iterator[Candidate]:
