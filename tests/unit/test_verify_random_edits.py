@@ -27,15 +27,29 @@ def test_each_edit_changes_one_place_of_one_line_and_still_parses() -> None:
     for edit in edits(TEXT):
         changed = edit.apply(TEXT)
         ast.parse(changed)
-        differing = [index for index, pair in enumerate(zip(TEXT.splitlines(), changed.splitlines(), strict=True)) if pair[0] != pair[1]]
+        differing = [
+            index
+            for index, pair in enumerate(zip(TEXT.splitlines(), changed.splitlines(), strict=True))
+            if pair[0] != pair[1]
+        ]
         assert [edit.line - 1] == differing, edit.says
 
 
 def test_operators_constants_names_conditions_calls_and_statements_are_all_tried() -> None:
     said = {edit.says for edit in edits(TEXT)}
-    assert {"> becomes >=", "0 becomes 1", "- becomes +", "* becomes +", "2 becomes 3", "maximum becomes minimum",
-            "a minus sign is lost", "rows becomes cols", "q becomes k", "`if rows > 0` is negated",
-            "`total += np.maximum(q, -k)` is lost"} <= said
+    assert {
+        "> becomes >=",
+        "0 becomes 1",
+        "- becomes +",
+        "* becomes +",
+        "2 becomes 3",
+        "maximum becomes minimum",
+        "a minus sign is lost",
+        "rows becomes cols",
+        "q becomes k",
+        "`if rows > 0` is negated",
+        "`total += np.maximum(q, -k)` is lost",
+    } <= said
     assert not any("docstring" in words for words in said)
 
 
@@ -78,6 +92,10 @@ def _same_everywhere(mutant: Any, cases: list[Any]) -> bool:
     right = kernel.correct()
     with np.errstate(all="ignore"):
         return all(
-            np.array_equal(mutant.call(build(case, 0)).values["out"], right.call(build(case, 0)).values["out"], equal_nan=True)
+            np.array_equal(
+                mutant.call(build(case, 0)).values["out"],
+                right.call(build(case, 0)).values["out"],
+                equal_nan=True,
+            )
             for case in cases
         )

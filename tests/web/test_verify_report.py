@@ -59,7 +59,7 @@ def document() -> dict[str, Any]:
     broken = suite.run(kernel.mutate(catalogue.find("tail-rows-unwritten")), cases, 0, answers)
     broken[0].status = "FINDING"
     fates = [matrix.fate(catalogue.find(name), cases, 0, answers) for name in ("lse-base-2", "heads-tiled")]
-    score = selftest.Score("test", fates, [], [])
+    score = selftest.Score("test", fates, matrix.Green(), [])
     protocol = {"tier": "test", "seed": 0, "sharpness": score.sentence, "selftest": selftest.entries(score)}
     return records.record("verify", protocol, [records.from_verdict(verdict) for verdict in rows + broken])
 
