@@ -16,7 +16,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 # the theme prints an advertisement about its own future otherwise
 export NO_MKDOCS_2_WARNING := 1
 
-.PHONY: help verify test lint docs unit coverage gpu changelog clean
+.PHONY: help verify test lint types docs unit coverage gpu changelog clean
 .DELETE_ON_ERROR:
 
 help:
@@ -32,11 +32,13 @@ verify: $(VENV)/.ready-run ## environment, install, the named cases and the real
 
 test: lint docs unit ## environment, install, linters, documentation, all tests
 
-lint: $(VENV)/.ready-test ## ruff, pyright, codespell
+lint: $(VENV)/.ready-test ## ruff, codespell
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/codespell
+
+types: $(VENV)/.ready-test ## pyright, strict on host code
+	$(BIN)/pyright --pythonpath $(BIN)/python
 
 docs: $(VENV)/.ready-test ## the documentation site, every warning an error
 	$(BIN)/mkdocs build --strict --quiet --site-dir site

@@ -18,7 +18,7 @@ def _grow(case: Case, dtypes: Iterable[str]) -> list[Case]:
 
 
 def _dense(
-    name: str, group: str, M: int, N: int, dtypes: tuple[str, ...] = LOW, **options: object
+    name: str, group: str, M: int, N: int, dtypes: tuple[str, ...] = LOW, **options: Any
 ) -> list[Case]:
     options.setdefault("Dv", options.get("D", 64))
     options.setdefault("Hkv", options.get("H", 4))
@@ -327,9 +327,9 @@ def _zero(name: str, options: dict[str, Any]) -> list[Case]:
 
 
 def _rows() -> list[Case]:
-    packed = {"rows": "packed", "group": "packed", "B": 4, "backward": True}
-    cached = {"rows": "cached", "group": "decode", "B": 3}
-    uneven = {"lens_q": (0, 12, 8, 45), "lens_k": (25, 17, 9, 77)}
+    packed: dict[str, Any] = {"rows": "packed", "group": "packed", "B": 4, "backward": True}
+    cached: dict[str, Any] = {"rows": "cached", "group": "decode", "B": 3}
+    uneven: dict[str, Any] = {"lens_q": (0, 12, 8, 45), "lens_k": (25, 17, 9, 77)}
     pool = [
         Case(name="packed", H=4, Hkv=2, M=45, N=77, **uneven, **packed),
         Case(
@@ -396,7 +396,7 @@ def _rows() -> list[Case]:
             **cached,
         ),
     ]
-    paged = {"rows": "paged", "group": "decode", "B": 3, "page": 16}
+    paged: dict[str, Any] = {"rows": "paged", "group": "decode", "B": 3, "page": 16}
     pool += [
         Case(name="paged", H=4, Hkv=2, M=1, N=96, lens_k=(5, 33, 96), causal=True, **paged),
         Case(name="paged-append", H=4, Hkv=1, M=4, N=96, lens_k=(4, 36, 80), append=4, causal=True, **paged),

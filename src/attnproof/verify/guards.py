@@ -28,10 +28,7 @@ from attnproof.verify.inputs import FAR_REACH, Inputs, Placed
 
 def fingerprint(inputs: Inputs) -> dict[str, int]:
     """A checksum of every buffer, poison bands included (G5, G6)."""
-    return {
-        name: crc32(memoryview(np.ascontiguousarray(array).view(np.uint8)))
-        for name, array in _buffers(inputs)
-    }
+    return {name: crc32(np.ascontiguousarray(array).view(np.uint8).data) for name, array in _buffers(inputs)}
 
 
 def _buffers(inputs: Inputs) -> Iterator[tuple[str, Any]]:

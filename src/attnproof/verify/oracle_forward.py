@@ -154,7 +154,7 @@ class Forward:
         if self.grads:
             self.backward(block, at, kv, q, k, v, weights, kept, lse, out, slope, finite, sensitivity)
 
-    def backward(self, *block: Any) -> None:
+    def backward(self, *args: Any, **kwargs: Any) -> None:
         """Gradients of one block; ``oracle_gradients`` fills this in."""
         raise NotImplementedError
 

@@ -424,7 +424,8 @@ def _slopes_of_slots(problem: Problem, t: Tensors, parts: Any, config: Config) -
 
 def _dbias(problem: Problem, t: Tensors, stats: Any, dout: Any) -> Any:
     shape = problem.bias_shape
-    assert shape is not None
+    if shape is None:
+        raise ValueError("bias: expected a shape to reduce to, got None")
     dbias = torch.zeros(shape, dtype=t.bias.dtype, device=t.bias.device)
     if dbias.numel() == 0 or stats.numel() == 0 or problem.N == 0:
         return dbias
