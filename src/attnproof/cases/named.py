@@ -117,6 +117,17 @@ def _masks() -> list[Case]:
     return pool
 
 
+def _not_finite() -> list[Case]:
+    """NaN and infinities reach their own rows, and only those."""
+    pool = _dense(
+        "nan-query", "not finite", 80, 120, HALF_AND_SINGLE, generator="nan_query", H=2, tags=("not finite",)
+    )
+    pool += _dense(
+        "inf-bias", "not finite", 80, 120, HALF_AND_SINGLE, bias="plus_inf", H=2, tags=("not finite",)
+    )
+    return pool
+
+
 def _windows() -> list[Case]:
     pool = _dense(
         "window-causal-40",
@@ -418,6 +429,7 @@ def pool() -> tuple[Case, ...]:
         _alignment,
         _documents,
         _masks,
+        _not_finite,
         _windows,
         _scores,
         _biases,

@@ -142,7 +142,7 @@ class Forward:
         sensitivity = 1.0 + finite + size / 8.0
         if self.N:
             row_worst = xp.amax(sensitivity, -1)
-            self.condition = max(self.condition, float(xp.amax(size)))
+            self.condition = max(self.condition, float(xp.amax(xp.where(xp.isfinite(size), size, 0.0))))
         else:
             row_worst = lse * 0 + 1.0
         at = (block.batch * self.H + block.head, block.rows)

@@ -34,17 +34,30 @@ def build(name: str, device: str | None = None) -> Candidate:
 
 def names() -> tuple[str, ...]:
     """Every backend that can run on this machine."""
+    return tuple(name for name, reason in here().items() if reason is None)
+
+
+def here() -> dict[str, str | None]:
+    """Each backend with the reason why it cannot run on this machine at all, or None."""
     from attnproof import dispatch
 
-    able: list[str] = []
-    for name in dispatch.backends():
-        try:
-            backend = dispatch.load(name)
-        except ImportError:
-            continue
-        if backend.kind == "numpy" or _torch_here():
-            able.append(name)
-    return tuple(able)
+    return {name: _absence(name) for name in dispatch.backends()}
+
+
+def _absence(name: str) -> str | None:
+    """Why a backend refuses the plainest cases, in every dtype that they have."""
+    from attnproof import dispatch
+    from attnproof.cases import DTYPES, find
+
+    try:
+        backend = dispatch.load(name)
+    except ImportError as error:
+        return str(error)
+    if backend.kind != "numpy" and not _torch_here():
+        return "torch is not installed"
+    device = "cpu" if backend.kind == "numpy" else _accelerator()
+    reasons = [_refuse(backend, find(f"normal-128/{dtype}"), device) for dtype in DTYPES]
+    return None if None in reasons else reasons[0]
 
 
 def _torch_here() -> bool:
