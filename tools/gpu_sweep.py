@@ -22,6 +22,7 @@ from attnproof.backends.triton.plan import Plan
 from attnproof.problem import Options, Problem, Tensors, bind
 
 TOKENS, WIDTH = 16384, 2048
+CONFIG: list[Any] = [None]
 captured: list[tuple[Plan, tuple[Any, ...]]] = []
 
 
@@ -33,6 +34,7 @@ def structure(which: str, config: Config, x: Any, lse: Any, causal: bool, exact:
     """The plan of one pass for these tensors, not launched."""
     captured.clear()
     launch._PLANS.clear()
+    CONFIG[0] = config
     launch._config = lambda *_: config
     constants = arguments.constants
     arguments.constants = lambda p: {**constants(p), "EXACT": exact}
@@ -53,7 +55,8 @@ def structure(which: str, config: Config, x: Any, lse: Any, causal: bool, exact:
         elif which == "dkdv":
             launch._dkdv(problem, t, torch.empty((2, *lse.shape), device=lse.device), dout)
         elif which == "dq":
-            launch._dq(problem, t, torch.empty((2, *lse.shape), device=lse.device), dout, False)
+            given, stats = launch.Given(out, lse, dout, None), torch.empty((2, *lse.shape), device=lse.device)
+            launch._dq(problem, t, given, stats, make_stats=True, slopes=False)
     finally:
         Plan.__call__ = call
         arguments.constants = constants
@@ -69,6 +72,7 @@ def decode_structure(which: str, x: Any, lse: Any, options: dict[str, Any]) -> N
         q.shape[3], q.shape[3], "cached" if table is None else "paged", page=page, scale=q.shape[3] ** -0.5,
         num_splits=options["splits"],
     )
+    launch._decode_shape = lambda *_: (CONFIG[0], options["splits"])
     launch._decode(problem, Tensors(q, k, v, lengths=lengths, block_table=table), out, lse)
 
 
@@ -133,7 +137,8 @@ def reference(d: int, causal: bool, n: int, cache: dict[Any, Any] = {}) -> Any:
         q, k, v, out = (x.detach() for x in (q, k, v, out))
         problem, t = bind(q, k, v, Options(causal=causal))
         got, lse = launch.forward(problem, t)
-        stats, _ = launch._stats(problem, t, got, lse, do, None, False)
+        stats = torch.empty((2, *lse.shape), device=lse.device)
+        launch._stats(problem, t, launch.Given(got, lse, do, None), stats, False)
         cache[key] = (q, k, v, out, do, lse, stats, grads)
     return cache[key]
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -39,7 +40,7 @@ def forward(problem: Problem, tensors: Tensors) -> tuple[Any, Any]:
     if lse.numel() == 0:
         return out, lse
     key = None
-    if tensors[3:] == NOTHING:
+    if tensors[3:] == NOTHING and not _REHEARSAL:
         # the short way: three arrays, one kernel, one look-up
         unaligned = (q.data_ptr() | k.data_ptr() | v.data_ptr()) & 15
         key = (problem, q.stride(), k.stride(), v.stride(), unaligned == 0, q.get_device())
@@ -79,8 +80,44 @@ def decodes(problem: Problem) -> bool:
 # ---- plans ----
 
 
+@dataclass
+class Rehearsal:
+    """Calls inside are planned for an architecture, and neither compiled nor launched; see ``rehearse``."""
+
+    architecture: str
+    configs: dict[Pass, Config]
+    plans: list[tuple[str, Plan, tuple[Any, ...]]]
+
+    def config(self, problem: Problem, which: Pass) -> Config:
+        """The configuration given for a pass, or the table's."""
+        return self.configs.get(which) or configs.choose(problem, which, self.architecture)
+
+
+_REHEARSAL: list[Rehearsal] = []
+REHEARSED_MULTIPROCESSORS = 132
+
+
+@contextlib.contextmanager
+def rehearse(architecture: str, given: dict[Pass, Config] | None = None) -> Iterator[Rehearsal]:
+    """Collect the plans of the calls inside, which may be on meta tensors: for compiling offline and for tuning.
+
+    Args:
+        architecture: ``sm90``, ``gfx942`` ...
+        given: configurations to use instead of the table's.
+    """
+    _REHEARSAL.append(Rehearsal(architecture, given or {}, []))
+    try:
+        yield _REHEARSAL[-1]
+    finally:
+        _REHEARSAL.pop()
+
+
 def _run(tag: str, problem: Problem, arrays: tuple[Any, ...], build: Callable[[], Plan], *more: Any) -> Plan:
     """Launch the plan of this structure, and return it; everything that Triton specialises on is in the key."""
+    if _REHEARSAL:
+        plan = build()
+        _REHEARSAL[-1].plans.append((tag, plan, arrays))
+        return plan
     facts = [None if x is None else (x.stride(), x.data_ptr() & 15 == 0) for x in arrays]
     key = (tag, problem, arrays[0].get_device(), more, *facts)
     plan = _PLANS.get(key)
@@ -94,12 +131,14 @@ def _run(tag: str, problem: Problem, arrays: tuple[Any, ...], build: Callable[[]
 
 def _on(x: Any) -> contextlib.AbstractContextManager[Any]:
     """The device of x, without the cost of switching where it is current."""
-    if x.device.type == "cpu" or x.get_device() == compat.current_device():
+    if x.device.type != "cuda" or x.get_device() == compat.current_device():
         return contextlib.nullcontext()
     return torch.cuda.device(x.device)
 
 
 def _config(problem: Problem, which: Pass, x: Any) -> Config:
+    if _REHEARSAL:
+        return _REHEARSAL[-1].config(problem, which)
     architecture = "interpreter" if x.device.type == "cpu" else compat.architecture(x.get_device())
     return configs.choose(problem, which, architecture)
 
@@ -201,7 +240,7 @@ def _summary(problem: Problem, t: Tensors, which: Pass) -> Any:
 
 
 def _decode(problem: Problem, t: Tensors, out: Any, lse: Any) -> None:
-    config, splits = _decode_shape(problem, t.q.get_device())
+    config, splits = _rehearsed_decode(problem) if _REHEARSAL else _decode_shape(problem, t.q.get_device())
     rows = problem.B * problem.H * problem.M
     parts = None
     if splits > 1:
@@ -236,6 +275,12 @@ def _decode(problem: Problem, t: Tensors, out: Any, lse: Any) -> None:
         _run("combine", problem, merged, lambda: Plan(combine_kernel, rows, 4, named(), Config(1, 1, 4, 1)))
 
 
+def _rehearsed_decode(problem: Problem) -> tuple[Config, int]:
+    config = _REHEARSAL[-1].config(problem, "decode")
+    slots = REHEARSED_MULTIPROCESSORS * configs.programs_per_multiprocessor(problem)
+    return config, _splits(problem, config, slots)
+
+
 @functools.lru_cache(maxsize=1024)
 def _decode_shape(problem: Problem, device: int) -> tuple[Config, int]:
     """Tile sizes, and into how many parts the keys are split."""
@@ -244,9 +289,13 @@ def _decode_shape(problem: Problem, device: int) -> tuple[Config, int]:
     else:
         config = configs.choose(problem, "decode", compat.architecture(device))
         slots = compat.multiprocessors(device) * configs.programs_per_multiprocessor(problem)
+    return config, _splits(problem, config, slots)
+
+
+def _splits(problem: Problem, config: Config, slots: int) -> int:
     tiles = args.cdiv(problem.N, config.block_n)
     splits = problem.num_splits or best_splits(slots, problem.B * problem.Hkv, max(1, min(tiles // 2, 128)))
-    return config, max(1, min(splits, tiles))
+    return max(1, min(splits, tiles))
 
 
 def best_splits(slots: int, planes: int, most: int) -> int:
