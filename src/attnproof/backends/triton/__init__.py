@@ -61,3 +61,19 @@ def backward(
     from . import launch
 
     return launch.backward(problem, tensors, out, lse, dout, dlse, needs)
+
+
+def append(cache: Any, new: Any, lengths: Any, block_table: Any) -> None:
+    """Write new rows behind the valid ones of a device cache, in place; see ``launch.append``."""
+    from . import launch
+
+    launch.append(cache, new, lengths, block_table)
+
+
+def appends(cache: Any) -> bool:
+    """Whether ``append`` serves this cache: a device that the kernels run on, and a dtype that they copy."""
+    if not _installed() or cache.dtype.itemsize > 4:
+        return False
+    from . import compat
+
+    return compat.unsupported_device() is None

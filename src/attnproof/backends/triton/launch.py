@@ -19,7 +19,7 @@ from . import arguments as args
 from . import compat, configs
 from .kernels.backward import dkdv_kernel, dq_kernel, stats_kernel
 from .configs import Config, Pass
-from .kernels.decode import combine_kernel, decode_kernel
+from .kernels.decode import append_kernel, combine_kernel, decode_kernel
 from .kernels.forward import forward_kernel
 from .kernels.gradients import dbias_kernel, slot_sum_kernel
 from .plan import Plan
@@ -112,7 +112,7 @@ def rehearse(architecture: str, given: dict[Pass, Config] | None = None) -> Iter
         _REHEARSAL.pop()
 
 
-def _run(tag: str, problem: Problem, arrays: tuple[Any, ...], build: Callable[[], Plan], *more: Any) -> Plan:
+def _run(tag: str, problem: Any, arrays: tuple[Any, ...], build: Callable[[], Plan], *more: Any) -> Plan:
     """Launch the plan of this structure, and return it; everything that Triton specialises on is in the key."""
     if _REHEARSAL:
         plan = build()
@@ -308,6 +308,37 @@ def best_splits(slots: int, planes: int, most: int) -> int:
     choices = range(1, max(2, min(most, args.cdiv(slots, planes) + 6)))
     best = max(busy(parts) for parts in choices)
     return next(parts for parts in choices if busy(parts) >= 0.97 * best)
+
+
+def append(cache: Any, new: Any, lengths: Any, block_table: Any) -> None:
+    """Write new [B, Hkv, L, width] behind ``lengths`` valid rows of a cache, or of the pages of a pool, in place.
+
+    Nothing is read back and lengths stay on the device; a token past the capacity is dropped.
+    """
+    if new.numel() == 0:
+        return
+    batch, heads, count, width = new.shape
+    page = cache.shape[2] if block_table is not None else 0
+    capacity = page * block_table.shape[1] if block_table is not None else cache.shape[2]
+    arrays = (cache, new, lengths, block_table)
+
+    def build() -> Plan:
+        named = {
+            **args.strides("c", cache, "bhnd"),
+            **args.strides("n", new, "bhld"),
+            "stride_table": 0 if block_table is None else block_table.stride(0),
+            "L": count,
+            "Hkv": heads,
+            "capacity": capacity,
+            "n_pages": cache.shape[0],
+            "WIDTH": width,
+            "BLOCK": configs.padded(width),
+            "PAGE": page,
+        }
+        return Plan(append_kernel, batch * heads * count, len(arrays), named, Config(1, 1, 1, 1))
+
+    with _on(cache):
+        _run("append", (tuple(cache.shape), tuple(new.shape), cache.dtype, capacity), arrays, build)
 
 
 # ---- backward ----
