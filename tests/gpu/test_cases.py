@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -108,7 +109,9 @@ def test_keys_with_a_huge_stride_are_read_right() -> None:
     got, right = (attention(q, *x, backend="triton") for x in (views, copies))
     assert torch.equal(got, right)
     for a, b in zip(
-        torch.autograd.grad(got, [q, *views], dout), torch.autograd.grad(right, [q, *copies], dout), strict=True
+        torch.autograd.grad(got, [q, *views], dout),
+        torch.autograd.grad(right, [q, *copies], dout),
+        strict=True,
     ):
         assert torch.equal(a, b)
 
@@ -121,7 +124,9 @@ def test_append_writes_only_the_addressed_rows() -> None:
     lengths = torch.tensor([9, 4000, 17, 2047], dtype=torch.int32, device="cuda")
     new = [randn(4, 3, 32, 128, dtype=FP16) for _ in range(2)]
     q = randn(4, 3, 32, 128, dtype=FP16)
-    attention_decode(q, k[1:], v[1:], lengths, k_new=new[0], v_new=new[1], layout="bmhd", causal=True, backend="triton")
+    attention_decode(
+        q, k[1:], v[1:], lengths, k_new=new[0], v_new=new[1], layout="bmhd", causal=True, backend="triton"
+    )
     for cache, rows in ((k, new[0]), (v, new[1])):
         for b, at in enumerate(lengths.tolist()):
             assert torch.equal(cache[b + 1, at : at + 3], rows[b])
@@ -147,10 +152,10 @@ def test_more_sequences_than_a_grid_axis_holds() -> None:
 
 def test_a_failed_launch_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     """30: a launch that the device refuses must not return unwritten memory."""
-    from attnproof.backends.triton import configs, launch
+    from attnproof.backends.triton import configs, registry
 
-    monkeypatch.setattr(launch, "_PLANS", {})
-    monkeypatch.setattr(launch, "_config", lambda *_: configs.Config(128, 128, 8, 6))
+    monkeypatch.setattr(registry, "PLANS", {})
+    monkeypatch.setattr(registry, "config_of", lambda *_: configs.Config(128, 128, 8, 6))
     q, k, v = (randn(1, 2, 300, 256) for _ in range(3))
     with pytest.raises(Exception, match="shared memory|resource"):
         attention(q, k, v, backend="triton")
@@ -158,12 +163,12 @@ def test_a_failed_launch_raises(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_forward_and_backward_tiles_may_differ(monkeypatch: pytest.MonkeyPatch) -> None:
     """33: a pre-pass on the forward's grid left part of delta garbage."""
-    from attnproof.backends.triton import launch
+    from attnproof.backends.triton import registry
     from attnproof.backends.triton.configs import Config
 
     sizes = {"forward": (128, 64), "dkdv": (64, 128), "dq": (32, 64)}
-    monkeypatch.setattr(launch, "_PLANS", {})
-    monkeypatch.setattr(launch, "_config", lambda p, which, x: Config(*sizes[which], 4, 1))
+    monkeypatch.setattr(registry, "PLANS", {})
+    monkeypatch.setattr(registry, "config_of", lambda p, which, x: Config(*sizes[which], 4, 1))
     x = [randn(1, 2, 192, 64, dtype=FP16, grad=True) for _ in range(3)]
     dout = randn(1, 2, 192, 64, dtype=FP16)
     wide = [y.detach().double().requires_grad_() for y in x]
@@ -174,18 +179,16 @@ def test_forward_and_backward_tiles_may_differ(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("m", [3, 5, 33])
-def test_nothing_is_stored_past_the_last_row(m: int) -> None:
+def test_nothing_is_stored_past_the_last_row(m: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """36: rows past M were stored into the neighbour's memory."""
     from attnproof.backends.triton import launch
 
     buffer = torch.full((4, m + 200, 64), 7.0, dtype=FP16, device="cuda")
     inner = buffer[:, 100 : 100 + m].unsqueeze(0)
-    taken = launch._empty_out
-    launch._empty_out = lambda *_: inner
-    try:
-        attention(randn(1, 4, m, 64, dtype=FP16), *(randn(1, 4, 50, 64, dtype=FP16) for _ in "kv"), backend="triton")
-    finally:
-        launch._empty_out = taken
+    monkeypatch.setattr(launch, "empty_out", lambda *_: inner)
+    attention(
+        randn(1, 4, m, 64, dtype=FP16), *(randn(1, 4, 50, 64, dtype=FP16) for _ in "kv"), backend="triton"
+    )
     assert torch.all(buffer[:, :100] == 7.0)
     assert torch.all(buffer[:, 100 + m :] == 7.0)
 
@@ -217,9 +220,11 @@ def test_cumulative_lengths_are_not_read_past_their_end() -> None:
     store = torch.full((64,), 2**31 - 1, dtype=torch.int32, device="cuda")
     store[:8] = torch.tensor(ends, dtype=torch.int32)
     x = [randn(28, 2, 32, dtype=FP16, grad=True) for _ in range(3)]
-    out = attention_varlen(*x, store[:8], store[:8], max_seqlen_q=512, max_seqlen_k=512, causal=True, backend="triton")
+    out = attention_varlen(
+        *x, store[:8], store[:8], max_seqlen_q=512, max_seqlen_k=512, causal=True, backend="triton"
+    )
     out.float().sum().backward()
-    for first, last in zip(ends, ends[1:], strict=False):
+    for first, last in pairwise(ends):
         q, k, v = (y[None, first:last].transpose(1, 2) for y in x)
         right, _ = exact.attention(q, k, v, allowed=exact.causal(last - first, last - first))
         exact.assert_near(out[first:last].transpose(0, 1)[None], right, FP16)
@@ -367,14 +372,14 @@ def test_many_repeats_of_a_backward_agree() -> None:
 @pytest.mark.parametrize("n", [512, 4096])
 def test_descriptors_and_pointers_give_the_same_bits(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tensor descriptors are the fast way in, not another result."""
-    from attnproof.backends.triton import arguments, configs, launch
+    from attnproof.backends.triton import arguments, configs, registry
 
     x = [randn(2, 4, n + 37, 128, grad=True) for _ in range(3)]
     dout = randn(2, 4, n + 37, 128)
     monkeypatch.setattr(configs, "DESCRIPTOR_WORK", 0)
 
     def run() -> Any:
-        monkeypatch.setattr(launch, "_PLANS", {})
+        monkeypatch.setattr(registry, "PLANS", {})
         out = attention(*x, causal=True, window=(700, 0), backend="triton")
         return (out, *torch.autograd.grad(out, x, dout))
 
@@ -390,10 +395,10 @@ def test_narrow_head_dims_are_repeatable(
     d: int, dv: int, causal: bool, work: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A narrow operand of a warpgroup product was read from outside its memory: other bits at every call."""
-    from attnproof.backends.triton import configs, launch
+    from attnproof.backends.triton import configs, registry
 
     monkeypatch.setattr(configs, "DESCRIPTOR_WORK", work)
-    monkeypatch.setattr(launch, "_PLANS", {})
+    monkeypatch.setattr(registry, "PLANS", {})
     x = [randn(1, 2, 300, d, grad=True), randn(1, 2, 300, d, grad=True), randn(1, 2, 300, dv, grad=True)]
     dout = randn(1, 2, 300, dv)
     wide = [y.detach().double().requires_grad_() for y in x]

@@ -20,7 +20,7 @@ from triton.compiler import ASTSource
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from ...problem import Problem, Tensors
-from . import launch
+from . import launch, registry
 from .configs import Config, Pass
 from .plan import Plan
 
@@ -137,7 +137,7 @@ class Sample:
     ) -> list[tuple[str, Plan, tuple[Any, ...]]]:
         """Every kernel of forward and (where there is one) backward, by name, with the arrays of its launch."""
         problem, tensors = self.problem(), self.tensors()
-        with launch.rehearse(architecture, given) as rehearsal:
+        with registry.rehearse(architecture, given) as rehearsal:
             out, lse = launch.forward(problem, tensors)
             if problem.rows in ("dense", "packed"):
                 launch.backward(problem, tensors, out, lse, torch.empty_like(out), None, needs)
@@ -188,7 +188,9 @@ def resources(compiled: Any, architecture: str) -> Resources:
     shared = int(compiled.metadata.shared)
     if architecture.startswith("gfx"):
         text = compiled.asm["amdgcn"]
-        registers, spills = (_number(rf"\.{name}:\s+(\d+)", text) for name in ("vgpr_count", "vgpr_spill_count"))
+        registers, spills = (
+            _number(rf"\.{name}:\s+(\d+)", text) for name in ("vgpr_count", "vgpr_spill_count")
+        )
     else:
         text = _usage(compiled.asm["cubin"])
         registers, spills = _number(r"REG:(\d+)", text), _number(r"STACK:(\d+)", text)
@@ -207,5 +209,7 @@ def _usage(cubin: bytes) -> str:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        done = subprocess.run([str(tool), "--dump-resource-usage", file.name], capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            [str(tool), "--dump-resource-usage", file.name], capture_output=True, text=True, check=True
+        )
     return done.stdout

@@ -5,7 +5,9 @@
 
 ``dkdv_kernel`` owns a tile of keys and streams queries, with every tile transposed; ``dq_kernel`` owns a tile of
 queries and streams keys; it runs first and leaves delta and the shift of P for the other. Both rebuild P from lse
-(FlashAttention-2, arXiv 2307.08691, section 3.1.2). ``stats_kernel`` makes the statistics alone, where dq is not asked for. Mirror: ``backends/streaming.py``, backward.
+(FlashAttention-2, arXiv 2307.08691, section 3.1.2). ``stats_kernel`` makes the statistics alone, where dq is not asked for.
+
+Mirror: ``backends/streaming.py``, backward.
 """
 
 import triton
@@ -54,7 +56,8 @@ def row_stats(
     o_tile, do_tile, lse, dlse, rows, n_rows, stride_dlse, HAS_DLSE: tl.constexpr, FOLD: tl.constexpr
 ):
     """(shift, delta, lse) of some rows: delta = rowsum(out * dout) - dlse, shift = lse (in octaves if ``FOLD``), +inf for
-    rows that are dead or past the end, which makes their p 0."""
+    rows that are dead or past the end, which makes their p 0.
+    """
     delta = tl.sum(o_tile.to(tl.float32) * do_tile.to(tl.float32), 1)
     if HAS_DLSE:
         delta -= tl.load(dlse + rows.to(tl.int64) * stride_dlse, mask=rows < n_rows, other=0.0)
@@ -114,8 +117,12 @@ def stats_kernel(
     h = plane % H
     rows = slot * BLOCK_M + tl.arange(0, BLOCK_M)
     cols = tl.arange(0, BLOCK_DV)
-    o_ptrs = pointers(plane_base(out, b, h, 0, stride_ob, stride_oh, 0), rows, cols, stride_om, stride_od, True)
-    do_ptrs = pointers(plane_base(dout, b, h, 0, stride_dob, stride_doh, 0), rows, cols, stride_dom, stride_dod, True)
+    o_ptrs = pointers(
+        plane_base(out, b, h, 0, stride_ob, stride_oh, 0), rows, cols, stride_om, stride_od, True
+    )
+    do_ptrs = pointers(
+        plane_base(dout, b, h, 0, stride_dob, stride_doh, 0), rows, cols, stride_dom, stride_dod, True
+    )
     o_tile = load_rows(o_ptrs, rows, n_rows, cols, DV, BLOCK_DV, True)
     do_tile = load_rows(do_ptrs, rows, n_rows, cols, DV, BLOCK_DV, True)
     lse = plane_base(lse, b, h, 0, stride_lseb, stride_lseh, 0)
@@ -265,7 +272,15 @@ def dkdv_kernel(
                 dp = dot(v_tile, tl.trans(do_tile), PRECISION)
                 delta_rows = load_stat(delta_base, rows, n_rows, 0.0, EDGE)
                 _, ds = score_gradient(
-                    p, dp, delta_rows[None, :], capped, cap, kept_pairs, inverse_keep, HAS_SOFTCAP, HAS_DROPOUT
+                    p,
+                    dp,
+                    delta_rows[None, :],
+                    capped,
+                    cap,
+                    kept_pairs,
+                    inverse_keep,
+                    HAS_SOFTCAP,
+                    HAS_DROPOUT,
                 )
                 dk_tile = dot_add(ds.to(q_tile.dtype), q_tile, dk_tile, PRECISION)  # ds in the dtype of q
     if HAS_DROPOUT:
@@ -320,7 +335,9 @@ def dq_kernel(
     Mirror: streaming.backward, queries outer.
     """
     slot, plane = schedule(tl.program_id(0), n_slots, n_planes, swizzle, HEAVY_LAST)
-    b, h, tile, n_rows, q_row, n_keys, k_row = locate(slot, plane, cu_q, cu_k, None, M, N, B, H, BLOCK_M, ROWS)
+    b, h, tile, n_rows, q_row, n_keys, k_row = locate(
+        slot, plane, cu_q, cu_k, None, M, N, B, H, BLOCK_M, ROWS
+    )
     kv_head = h // group
     offset = n_keys - n_rows
     right = band_right(right, offset, TOP_LEFT)
@@ -343,12 +360,21 @@ def dq_kernel(
     delta_base = plane_base(delta, b, h, q_row, stride_statb, stride_stath, 1)
     if MAKE_STATS:
         # dout is here already: the pass over keys, which runs next, finds its statistics made
-        o_ptrs = pointers(plane_base(out, b, h, q_row, stride_ob, stride_oh, stride_om), rows, v_cols, stride_om, stride_od, True)
+        o_ptrs = pointers(
+            plane_base(out, b, h, q_row, stride_ob, stride_oh, stride_om),
+            rows,
+            v_cols,
+            stride_om,
+            stride_od,
+            True,
+        )
         o_tile = load_rows(o_ptrs, rows, n_rows, v_cols, DV, BLOCK_DV, True)  # [BLOCK_M, BLOCK_DV]
         lse = plane_base(lse, b, h, q_row, stride_lseb, stride_lseh, 1)
         if HAS_DLSE:
             dlse = plane_base(dlse, b, h, q_row, stride_dlseb, stride_dlseh, stride_dlsem)
-        shift_rows, delta_rows, _ = row_stats(o_tile, do_tile, lse, dlse, rows, n_rows, stride_dlsem, HAS_DLSE, FOLD)
+        shift_rows, delta_rows, _ = row_stats(
+            o_tile, do_tile, lse, dlse, rows, n_rows, stride_dlsem, HAS_DLSE, FOLD
+        )
         tl.store(shift_base + rows, shift_rows, mask=rows < n_rows)
         tl.store(delta_base + rows, delta_rows, mask=rows < n_rows)
     else:

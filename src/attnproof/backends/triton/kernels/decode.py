@@ -25,9 +25,7 @@ from .pieces import (
 )
 
 
-@triton.jit(
-    do_not_specialize=["M", "B", "H", "Hkv", "left", "right", "stride_lseb", "stride_lseh"]
-)
+@triton.jit(do_not_specialize=["M", "B", "H", "Hkv", "left", "right", "stride_lseb", "stride_lseh"])
 def decode_kernel(
     q, k, v, out, lse, parts,
     slopes, sink, lengths, table,

@@ -48,11 +48,15 @@ def classify_kernel(
     other = pid % n_other
     slot, plane = schedule(pid // n_other, n_slots, n_planes, 1, False)
     if BY_KEY:
-        b, h, tile, n_keys, _, n_rows, q_row = locate(slot, plane, cu_k, cu_q, lengths, N, M, B, H, BLOCK_N, ROWS)
+        b, h, tile, n_keys, _, n_rows, q_row = locate(
+            slot, plane, cu_k, cu_q, lengths, N, M, B, H, BLOCK_N, ROWS
+        )
         rows = other * BLOCK_M + tl.arange(0, BLOCK_M)
         keys = tile * BLOCK_N + tl.arange(0, BLOCK_N)
     else:
-        b, h, tile, n_rows, q_row, n_keys, _ = locate(slot, plane, cu_q, cu_k, lengths, M, N, B, H, BLOCK_M, ROWS)
+        b, h, tile, n_rows, q_row, n_keys, _ = locate(
+            slot, plane, cu_q, cu_k, lengths, M, N, B, H, BLOCK_M, ROWS
+        )
         rows = tile * BLOCK_M + tl.arange(0, BLOCK_M)
         keys = other * BLOCK_N + tl.arange(0, BLOCK_N)
     offset = n_keys - n_rows
