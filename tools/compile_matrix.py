@@ -29,7 +29,16 @@ def main() -> None:
         for done in pool.imap_unordered(compile_matrix.rows, jobs):
             rows += done
             for row in done:
-                print(row["target"], row["kernel"], row["D"], row["variant"], row["registers"], row["spills"], row["shared"], flush=True)
+                print(
+                    row["target"],
+                    row["kernel"],
+                    row["D"],
+                    row["variant"],
+                    row["registers"],
+                    row["spills"],
+                    row["shared"],
+                    flush=True,
+                )
     rows.sort(key=lambda row: (row["target"], row["D"], row["variant"], row["kernel"]))
     document = {
         "schema": "attnproof/record/1",

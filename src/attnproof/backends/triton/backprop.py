@@ -10,8 +10,9 @@ from ...problem import Grads, Problem, Tensors
 from . import arguments as args
 from . import registry
 from .configs import Config
-from .kernels.backward import dkdv_kernel, dq_kernel, stats_kernel
+from .kernels.backward import dkdv_kernel, dq_kernel
 from .kernels.gradients import dbias_kernel, slot_sum_kernel
+from .kernels.statistics import stats_kernel
 from .plan import Plan
 from .summaries import batches, lists
 
@@ -35,7 +36,9 @@ def run(problem: Problem, t: Tensors, given: Given, needs: frozenset[str]) -> Gr
     if alone:
         dsink = stats_alone(problem, t, given, stats, wants_sink)
     if wants_queries:
-        dq, dalibi = queries_pass(problem, t, given, stats, make_stats=not alone, slopes="alibi_slopes" in needs)
+        dq, dalibi = queries_pass(
+            problem, t, given, stats, make_stats=not alone, slopes="alibi_slopes" in needs
+        )
     if needs & {"k", "v"}:
         dk, dv = keys_pass(problem, t, stats, given.dout)
     if "bias" in needs and problem.has_bias:
@@ -167,14 +170,15 @@ def _slopes_of_slots(problem: Problem, t: Tensors, parts: Any, config: Config) -
     arrays = (parts, dalibi, t.cu_q)
     named = {"H": problem.H, "BLOCK": config.block_m}
     plain = Config(1, 1, 1, 1)
-    registry.run("slots", problem, arrays, lambda: Plan(slot_sum_kernel, dalibi.numel(), len(arrays), named, plain))
+    registry.run(
+        "slots", problem, arrays, lambda: Plan(slot_sum_kernel, dalibi.numel(), len(arrays), named, plain)
+    )
     return dalibi
 
 
 def bias_pass(problem: Problem, t: Tensors, stats: Any, dout: Any) -> Any:
     """dbias of the caller's shape."""
-    shape = problem.bias_shape
-    assert shape is not None
+    shape = problem.bias_shape or (0, 0, 0, 0)
     dbias = torch.zeros(shape, dtype=t.bias.dtype, device=t.bias.device)
     if dbias.numel() == 0 or stats.numel() == 0 or problem.N == 0:
         return dbias

@@ -25,7 +25,9 @@ def serves(problem: Problem) -> bool:
 
 def decode(problem: Problem, t: Tensors, out: Any, lse: Any) -> None:
     """Fill out and lse; the parts are merged by a second kernel where there is more than one."""
-    config, splits = _rehearsed_shape(problem) if registry.rehearsal() else _decode_shape(problem, t.q.get_device())
+    config, splits = (
+        _rehearsed_shape(problem) if registry.rehearsal() else _decode_shape(problem, t.q.get_device())
+    )
     rows = problem.B * problem.H * problem.M
     parts = None
     if splits > 1:
@@ -57,13 +59,13 @@ def decode(problem: Problem, t: Tensors, out: Any, lse: Any) -> None:
     registry.run("decode", problem, arrays, build)
     if splits > 1:
         merged = (parts, out, lse, t.sink)
-        registry.run("combine", problem, merged, lambda: Plan(combine_kernel, rows, 4, named(), Config(1, 1, 4, 1)))
+        registry.run(
+            "combine", problem, merged, lambda: Plan(combine_kernel, rows, 4, named(), Config(1, 1, 4, 1))
+        )
 
 
 def _rehearsed_shape(problem: Problem) -> tuple[Config, int]:
-    rehearsal = registry.rehearsal()
-    assert rehearsal is not None
-    config = rehearsal.config(problem, "decode")
+    config = registry.config_of(problem, "decode", None)
     slots = registry.REHEARSED_MULTIPROCESSORS * configs.programs_per_multiprocessor(problem)
     return config, _splits(problem, config, slots)
 
@@ -92,7 +94,7 @@ def best_splits(slots: int, planes: int, most: int) -> int:
         programs = planes * parts
         return programs / (args.cdiv(programs, slots) * slots)
 
-    choices = range(1, max(2, min(most, args.cdiv(slots, planes) + 6)))
+    choices = range(1, min(most, args.cdiv(slots, planes) + 6) + 1)
     best = max(busy(parts) for parts in choices)
     return next(parts for parts in choices if busy(parts) >= 0.97 * best)
 

@@ -10,7 +10,19 @@ import triton
 
 from . import offline
 
-TARGETS = ("sm80", "sm86", "sm89", "sm90", "sm100", "sm120", "gfx90a", "gfx942", "gfx950", "gfx1100", "gfx1201")
+TARGETS = (
+    "sm80",
+    "sm86",
+    "sm89",
+    "sm90",
+    "sm100",
+    "sm120",
+    "gfx90a",
+    "gfx942",
+    "gfx950",
+    "gfx1100",
+    "gfx1201",
+)
 WIDTHS = (64, 128, 256)
 # what stands behind a target: measured on a device, or only compiled
 SUPPORT = {at: "measured on an H200" if at == "sm90" else "compiled only, untested" for at in TARGETS}
@@ -49,7 +61,9 @@ def covering() -> list[Job]:
 
 def rows(job: Job) -> list[dict[str, Any]]:
     """Resources of every kernel of a job."""
-    needs = frozenset({"q", "k", "v"} | ({NEEDS[job.sample.variant]} if job.sample.variant in NEEDS else set()))
+    needs = frozenset(
+        {"q", "k", "v"} | ({NEEDS[job.sample.variant]} if job.sample.variant in NEEDS else set())
+    )
     made = []
     for name, plan, arrays in job.sample.plans(job.target, needs=needs):
         compiled = offline.compile_plan(plan, tuple(plan.described(arrays)), job.target)

@@ -86,7 +86,9 @@ class Sample:
     def problem(self) -> Problem:
         """H * D = 2048 and B = 2, as in the measurements."""
         heads = max(1, 2048 // self.width)
-        options: dict[str, Any] = {"right": 0} if self.variant not in ("full", "bias", "keep", "paged", "cached") else {}
+        options: dict[str, Any] = (
+            {"right": 0} if self.variant not in ("full", "bias", "keep", "paged", "cached") else {}
+        )
         options |= {
             "window": {"left": 1023},
             "softcap": {"softcap": 30.0},
@@ -100,8 +102,18 @@ class Sample:
             "cached": {"rows": "cached", "M": 1},
             "paged": {"rows": "paged", "M": 1, "page": 16},
         }.get(self.variant, {})
-        sizes = {"B": 2, "H": heads, "Hkv": heads, "M": self.length, "N": self.length, "D": self.width, "Dv": self.width}
-        return Problem(**{"dtype": self.dtype, "device": "cuda", **sizes, "scale": self.width**-0.5, **options})
+        sizes = {
+            "B": 2,
+            "H": heads,
+            "Hkv": heads,
+            "M": self.length,
+            "N": self.length,
+            "D": self.width,
+            "Dv": self.width,
+        }
+        return Problem(
+            **{"dtype": self.dtype, "device": "cuda", **sizes, "scale": self.width**-0.5, **options}
+        )
 
     def tensors(self) -> Tensors:
         """Meta tensors of the problem, bias and mask not yet expanded."""
@@ -133,7 +145,10 @@ class Sample:
         return Tensors(q, k, v, **more.get(self.variant, {}))
 
     def plans(
-        self, architecture: str, given: dict[Pass, Config] | None = None, needs: frozenset[str] = frozenset("qkv")
+        self,
+        architecture: str,
+        given: dict[Pass, Config] | None = None,
+        needs: frozenset[str] = frozenset("qkv"),
     ) -> list[tuple[str, Plan, tuple[Any, ...]]]:
         """Every kernel of forward and (where there is one) backward, by name, with the arrays of its launch."""
         problem, tensors = self.problem(), self.tensors()

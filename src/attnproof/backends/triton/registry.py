@@ -37,6 +37,7 @@ class Rehearsal:
 
 _REHEARSALS: list[Rehearsal] = []
 
+
 @contextlib.contextmanager
 def rehearse(architecture: str, given: dict[Pass, Config] | None = None) -> Iterator[Rehearsal]:
     """Collect the plans of the calls inside, which may be on meta tensors: for compiling offline and for tuning.
@@ -77,11 +78,21 @@ def device_of(x: Any) -> contextlib.AbstractContextManager[Any]:
 
 
 def config_of(problem: Problem, which: Pass, x: Any) -> Config:
-    """The configuration of one pass on the device of x."""
+    """The configuration of one pass on the device of x, or of the rehearsal."""
     if _REHEARSALS:
         return _REHEARSALS[-1].config(problem, which)
-    architecture = "interpreter" if x.device.type == "cpu" else compat.architecture(x.get_device())
-    return configs.choose(problem, which, architecture)
+    if x.device.type == "cpu":
+        return configs.INTERPRETER
+    return tuned(problem, which, x.get_device()) or configs.choose(
+        problem, which, compat.architecture(x.get_device())
+    )
+
+
+def tuned(problem: Problem, which: Pass, device: int) -> Config | None:
+    """What ``attnproof tune`` found for this device, if the user ran it."""
+    from . import tuning  # which plans calls itself
+
+    return tuning.lookup(problem, which, device)
 
 
 def rehearsal() -> Rehearsal | None:
