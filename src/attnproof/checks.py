@@ -290,7 +290,8 @@ def cumulative(name: str, cu: Any, tokens: int, q: Any, *, given: int | None, li
 
 
 def _length(name: str, x: Any) -> int:
-    if is_torch(x) or isinstance(x, (bool, float)):
+    # a symbolic length of a traced call is no int: what is refused is named, not what is taken
+    if is_torch(x) or isinstance(x, (bool, float, str, np.ndarray)):
         raise DtypeError(
             expected(name, "a Python int (reading a tensor would wait for the device)", type(x).__name__)
         )

@@ -54,7 +54,9 @@ def test_key_heads_are_repeated_in_blocks_not_tiled(target: Target) -> None:
     """0, 0, 1, 1 and not 0, 1, 0, 1: jax-js#180."""
     v = np.array([0.0, 1.0]).reshape(1, 2, 1, 1) * np.ones((1, 2, 5, 8))
     q, k, _ = drawn(3, 5, H=4, Hkv=2, D=8)
-    assert [0.0, 0.0, 1.0, 1.0] == Attend(target)(q, k, v).out[0, :, 0, 0].tolist()
+    heads = Attend(target)(q, k, v).out[0, :, 0, 0].tolist()
+    # a softmax of equal logits may be off by the rounding of one division
+    assert heads == pytest.approx([0.0, 0.0, 1.0, 1.0], rel=2.0**-22)
 
 
 @every_target

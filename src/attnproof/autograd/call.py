@@ -118,7 +118,8 @@ def _structure(kind: str, arrays: tuple[Any, ...], options: Options) -> Any:
     if any(x is False for x in extras):
         return None
     shapes = (q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype, q.device, k.device, v.device)
-    return (kind, shapes, options, types, *extras, dispatch.ORDER)
+    strict = not options.deterministic and torch.are_deterministic_algorithms_enabled()
+    return (kind, shapes, options, types, strict, *extras, dispatch.ORDER)
 
 
 def _described_index(x: Any) -> Any:

@@ -108,7 +108,10 @@ def from_function(name: str, fn: Any, device: str | None = None) -> Candidate:
     if isinstance(fn, Candidate):
         return fn
     declared = declared_traits(fn)
-    traits = Traits(**{key: tuple(value) if key == "dtypes" else value for key, value in declared.items()})
+    given: dict[str, Any] = {
+        key: tuple(value) if key == "dtypes" else value for key, value in declared.items()
+    }
+    traits = Traits(**given)
     if device is None:
         device = _default_device(traits)
     candidate = wrap(name, fn, traits, device=device)

@@ -61,7 +61,8 @@ def numerics(declared: str | Numerics | dict[str, Any]) -> Numerics:
     if isinstance(declared, Numerics):
         return declared
     if isinstance(declared, dict):
-        return Numerics(**{"name": "custom", **declared})
+        fields: dict[str, Any] = {"name": "custom", **declared}
+        return Numerics(**fields)
     if declared not in CLASSES:
         raise ValueError(f"numerics: expected one of {', '.join(CLASSES)}, got {declared!r}")
     return CLASSES[declared]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -109,7 +109,7 @@ def run(chosen: Chosen, plan: Plan, progress: Progress | None = None) -> dict[st
 
 
 @contextmanager
-def _silent(title: str, steps: int) -> Iterator[Tick]:
+def _silent(title: str, steps: int) -> Generator[Tick, None, None]:
     yield lambda label: None
 
 

@@ -23,7 +23,13 @@ kind = "torch"
 
 @functools.cache
 def _installed() -> bool:
-    return importlib.util.find_spec("torch") is not None
+    # None in sys.modules forbids the import
+    return not _forbidden("torch") and importlib.util.find_spec("torch") is not None
+
+
+def _forbidden(name: str) -> bool:
+    modules: dict[str, object] = dict(sys.modules)
+    return name in modules and modules[name] is None
 
 
 def why_not(problem: Problem) -> str | None:
@@ -37,7 +43,8 @@ def forward(problem: Problem, tensors: Tensors) -> tuple[Any, Any]:
     """See ``backends.Backend``."""
     from . import formulas
 
-    return formulas.forward(problem, tensors)
+    out, lse = formulas.forward(problem, tensors)
+    return out, lse.contiguous()
 
 
 def backward(

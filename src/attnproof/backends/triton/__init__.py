@@ -16,6 +16,7 @@ from typing import Any
 from ...problem import Grads, Problem, Tensors
 
 name = "triton"
+NUMERICS = "flash"  # p and dS enter their products in the dtype of the inputs
 kind = "torch"
 MAX_HEAD_DIM = 256
 

@@ -178,7 +178,9 @@ def _slopes_of_slots(problem: Problem, t: Tensors, parts: Any, config: Config) -
 
 def bias_pass(problem: Problem, t: Tensors, stats: Any, dout: Any) -> Any:
     """dbias of the caller's shape."""
-    shape = problem.bias_shape or (0, 0, 0, 0)
+    shape = problem.bias_shape
+    if shape is None:
+        raise ValueError("bias: expected a shape to reduce to, got None")
     dbias = torch.zeros(shape, dtype=t.bias.dtype, device=t.bias.device)
     if dbias.numel() == 0 or stats.numel() == 0 or problem.N == 0:
         return dbias

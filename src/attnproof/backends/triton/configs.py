@@ -98,7 +98,8 @@ def _sm90() -> dict[Key, Config]:
             (128, Config(64, 64, 4, 2, True), Config(64, 64, 4, 2, True), Config(64, 64, 4, 2, True)),
             (256, Config(64, 64, 4, 1, True), Config(64, 64, 8, 1, True), Config(64, 64, 8, 1, True)),
         ):
-            for which, config in (("forward", full), ("dkdv", keys), ("dq", queries)):
+            passes: tuple[tuple[Pass, Config], ...] = (("forward", full), ("dkdv", keys), ("dq", queries))
+            for which, config in passes:
                 table[Key("sm90", which, width, banded, heavy=True)] = config
     return table
 

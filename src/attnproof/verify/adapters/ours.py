@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from attnproof.cases import UNBOUNDED, Case
+from attnproof.problem import Rows
 from attnproof.verify.candidate import Candidate, Native, Outputs, Skip, Traits, native, to_float64
 from attnproof.verify.inputs import Inputs
 
@@ -22,7 +23,7 @@ def build(name: str, device: str | None = None) -> Candidate:
     backend = dispatch.load(name)
     arrays = "torch" if _torch_here() else "numpy"
     device = device or ("cpu" if backend.kind == "numpy" else _accelerator())
-    traits = Traits(numerics=getattr(backend, "numerics", "precise"), arrays=arrays)
+    traits = Traits(numerics=getattr(backend, "NUMERICS", "precise"), arrays=arrays)
     candidate = Candidate(
         f"attnproof:{name}", lambda inputs: _run(name, inputs, arrays, device), traits, device, own=True
     )
@@ -81,7 +82,7 @@ def problem_of(case: Case, device: str) -> Any:
         N=case.N,
         D=case.D,
         Dv=case.Dv,
-        rows=case.rows,
+        rows=cast(Rows, case.rows),
         page=case.page,
         scale=case.softmax_scale,
         softcap=case.softcap,
