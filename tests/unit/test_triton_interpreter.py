@@ -48,7 +48,7 @@ GRADIENTS = (
 
 
 def identifiers(test: str, cases: tuple[str, ...]) -> list[str]:
-    return [f"tests/parity/test_suite.py::TestParity::{test}[triton-torch-{case}]" for case in cases]
+    return [f"tests/parity/test_suite.py::{test}[triton-torch-{case}]" for case in cases]
 
 
 @pytest.mark.slow
