@@ -102,7 +102,9 @@ class Sample:
             "cached": {"rows": "cached", "M": 1},
             "paged": {"rows": "paged", "M": 1, "page": 16},
         }.get(self.variant, {})
-        sizes = {
+        given: dict[str, Any] = {
+            "dtype": self.dtype,
+            "device": "cuda",
             "B": 2,
             "H": heads,
             "Hkv": heads,
@@ -110,10 +112,9 @@ class Sample:
             "N": self.length,
             "D": self.width,
             "Dv": self.width,
+            "scale": self.width**-0.5,
         }
-        return Problem(
-            **{"dtype": self.dtype, "device": "cuda", **sizes, "scale": self.width**-0.5, **options}
-        )
+        return Problem(**(given | options))
 
     def tensors(self) -> Tensors:
         """Meta tensors of the problem, bias and mask not yet expanded."""

@@ -6,7 +6,7 @@ The key of a plan holds everything that Triton specialises a kernel on: the prob
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,7 +39,7 @@ _REHEARSALS: list[Rehearsal] = []
 
 
 @contextlib.contextmanager
-def rehearse(architecture: str, given: dict[Pass, Config] | None = None) -> Iterator[Rehearsal]:
+def rehearse(architecture: str, given: dict[Pass, Config] | None = None) -> Generator[Rehearsal, None, None]:
     """Collect the plans of the calls inside, which may be on meta tensors: for compiling offline and for tuning.
 
     Args:

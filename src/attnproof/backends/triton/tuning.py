@@ -132,7 +132,9 @@ def tune(problem: Problem, tensors: Any, which: Pass, *, tell: Callable[[Trial],
 def _try(
     problem: Problem, tensors: Any, which: Pass, config: Config, architecture: str, out: Any, lse: Any
 ) -> Trial:
-    from triton.testing import do_bench
+    from triton import testing
+
+    bench: Any = testing.do_bench
 
     try:
         with registry.rehearse(architecture, {which: config}) as rehearsal:
@@ -142,7 +144,7 @@ def _try(
         for tag, plan, arrays in rehearsal.plans:
             if tag == which:
                 run = functools.partial(plan, *arrays)
-                return Trial(config, float(do_bench(run, warmup=5, rep=30, return_mode="median")))
+                return Trial(config, float(bench(run, warmup=5, rep=30, return_mode="median")))
         return Trial(config, None, "the call does not reach this pass")
     except Exception as error:  # a candidate may fail in any way that a compiler or a launch can
         return Trial(config, None, f"{type(error).__name__}: {error}".splitlines()[0][:120])
