@@ -22,8 +22,12 @@ BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 
 @pytest.fixture(autouse=True)
 def seeded() -> Iterator[None]:
+    """Equal inputs, and no plan of a test that changed how calls are planned."""
+    from attnproof.backends.triton import registry
+
     torch.manual_seed(0)
     yield
+    registry.forget()
     torch.cuda.empty_cache()
 
 
@@ -154,7 +158,7 @@ def test_a_failed_launch_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     """30: a launch that the device refuses must not return unwritten memory."""
     from attnproof.backends.triton import configs, registry
 
-    monkeypatch.setattr(registry, "PLANS", {})
+    registry.forget()
     monkeypatch.setattr(registry, "config_of", lambda *_: configs.Config(128, 128, 8, 6))
     q, k, v = (randn(1, 2, 300, 256) for _ in range(3))
     with pytest.raises(Exception, match="shared memory|resource"):
@@ -167,7 +171,7 @@ def test_forward_and_backward_tiles_may_differ(monkeypatch: pytest.MonkeyPatch) 
     from attnproof.backends.triton.configs import Config
 
     sizes = {"forward": (128, 64), "dkdv": (64, 128), "dq": (32, 64)}
-    monkeypatch.setattr(registry, "PLANS", {})
+    registry.forget()
     monkeypatch.setattr(registry, "config_of", lambda p, which, x: Config(*sizes[which], 4, 1))
     x = [randn(1, 2, 192, 64, dtype=FP16, grad=True) for _ in range(3)]
     dout = randn(1, 2, 192, 64, dtype=FP16)
@@ -379,7 +383,7 @@ def test_descriptors_and_pointers_give_the_same_bits(n: int, monkeypatch: pytest
     monkeypatch.setattr(configs, "DESCRIPTOR_WORK", 0)
 
     def run() -> Any:
-        monkeypatch.setattr(registry, "PLANS", {})
+        registry.forget()
         out = attention(*x, causal=True, window=(700, 0), backend="triton")
         return (out, *torch.autograd.grad(out, x, dout))
 
@@ -398,7 +402,7 @@ def test_narrow_head_dims_are_repeatable(
     from attnproof.backends.triton import configs, registry
 
     monkeypatch.setattr(configs, "DESCRIPTOR_WORK", work)
-    monkeypatch.setattr(registry, "PLANS", {})
+    registry.forget()
     x = [randn(1, 2, 300, d, grad=True), randn(1, 2, 300, d, grad=True), randn(1, 2, 300, dv, grad=True)]
     dout = randn(1, 2, 300, dv)
     wide = [y.detach().double().requires_grad_() for y in x]
@@ -414,9 +418,10 @@ def test_narrow_head_dims_are_repeatable(
 
 def test_neighbour_sequences_never_leak(monkeypatch: pytest.MonkeyPatch) -> None:
     """Packed tiles read past their sequence; NaN in the next one must not arrive, forward or backward."""
-    from attnproof.backends.triton import configs
+    from attnproof.backends.triton import configs, registry
 
     monkeypatch.setattr(configs, "DESCRIPTOR_WORK", 0)
+    registry.forget()
     lengths = [100, 77, 64, 200]
     ends = [0, *(sum(lengths[: at + 1]) for at in range(4))]
     cu = torch.tensor(ends, dtype=torch.int32, device="cuda")

@@ -6,6 +6,7 @@ The key of a plan holds everything that Triton specialises a kernel on: the prob
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +19,7 @@ from .configs import Config, Pass
 from .plan import Plan
 
 PLANS: dict[Any, Plan] = {}
-MAXPLANS = 4096  # a runaway of shapes must not hold memory for ever
+MAX_PLANS = 4096  # a runaway of shapes must not hold memory for ever
 REHEARSED_MULTIPROCESSORS = 132
 
 
@@ -63,7 +64,7 @@ def run(tag: str, problem: Any, arrays: tuple[Any, ...], build: Callable[[], Pla
     key = (tag, problem, arrays[0].get_device(), more, *facts)
     plan = PLANS.get(key)
     if plan is None:
-        if len(PLANS) >= MAXPLANS:
+        if len(PLANS) >= MAX_PLANS:
             PLANS.clear()
         plan = PLANS[key] = build()
     plan(*arrays)
@@ -83,16 +84,22 @@ def config_of(problem: Problem, which: Pass, x: Any) -> Config:
         return _REHEARSALS[-1].config(problem, which)
     if x.device.type == "cpu":
         return configs.INTERPRETER
-    return tuned(problem, which, x.get_device()) or configs.choose(
-        problem, which, compat.architecture(x.get_device())
-    )
+    return _config(problem, which, x.get_device())
 
 
-def tuned(problem: Problem, which: Pass, device: int) -> Config | None:
-    """What ``attnproof tune`` found for this device, if the user ran it."""
+@functools.lru_cache(maxsize=MAX_PLANS)
+def _config(problem: Problem, which: Pass, device: int) -> Config:
+    """What ``attnproof tune`` found for this device if the user ran it, else the package's table."""
     from . import tuning  # which plans calls itself
 
-    return tuning.lookup(problem, which, device)
+    found = tuning.lookup(problem, which, device)
+    return found or configs.choose(problem, which, compat.architecture(device))
+
+
+def forget() -> None:
+    """Drop every plan and remembered configuration."""
+    PLANS.clear()
+    _config.cache_clear()
 
 
 def rehearsal() -> Rehearsal | None:

@@ -93,6 +93,7 @@ def store(name: str, which: str, best: Config, trials: list[Trial], at: Path | N
     at.parent.mkdir(parents=True, exist_ok=True)
     at.write_text(json.dumps(document, indent=1) + "\n")
     _kept.cache_clear()
+    registry.forget()
     return at
 
 
