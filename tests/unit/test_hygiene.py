@@ -35,8 +35,6 @@ LAYERS = (
 FILE_LINES, FUNCTION_LINES = 450, 60
 KERNEL = "device code: most of its lines are the named arguments of one launch"
 LONG_FILES: dict[str, str] = {
-    "src/attnproof/backends/triton/kernels/backward.py": KERNEL,
-    "src/attnproof/backends/triton/launch.py": "one launch after the other, each a page; to be split by pass",
     "src/attnproof/ledger/tiles.py": "the planner's model and its table of refusals read together",
     "tests/gpu/test_cases.py": "one case after the other",
     "tests/unit/test_compat_transformers.py": "one kind of model after the other",
