@@ -10,7 +10,7 @@ enum class RowKind : int { dense, packed, cached, paged };
 
 inline constexpr int64_t kUnbounded = int64_t(1) << 30;  // a window side at least this wide is no bound
 
-// strides in elements; axes as in the canonical view of the tensor, 3-D views use s[0..2]
+// strides in bytes (a field of a record may have any); axes as in the canonical view of the tensor, 3-D views use s[0..2]
 struct View {
   char* data = nullptr;
   int64_t s[4] = {0, 0, 0, 0};

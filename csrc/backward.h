@@ -120,7 +120,7 @@ struct Backward {
         // the last tile may have fewer keys than a panel: its sums pass through scratch
         const bool whole = t0 + kTileKeys <= seq.N;
         T *to_k = whole ? dks.at(item.hk, t0) : dk, *to_v = whole ? dvs.at(item.hk, t0) : dv;
-        const long ldk = whole ? dks.row : Dp, ldv = whole ? dvs.row : Dvp;
+        const long ldk = whole ? dks.row / long(sizeof(T)) : Dp, ldv = whole ? dvs.row / long(sizeof(T)) : Dvp;
         if (!whole) copy_rows(dks, item.hk, t0, seq.N, dk, Dp, true), copy_rows(dvs, item.hk, t0, seq.N, dv, Dvp, true);
         pair(seq, t0, 0, to_k, ldk, to_v, ldv);
         if (!whole) copy_rows(dks, item.hk, t0, seq.N, dk, Dp, false), copy_rows(dvs, item.hk, t0, seq.N, dv, Dvp, false);
@@ -166,10 +166,9 @@ struct Backward {
       load_side(block, qs, q.element, a.D, qt + block.first * a.D, want.dk ? qrow : nullptr, T(a.scale));
       load_side(block, dos, dout.element, a.Dv, dot + block.first * a.Dv, want.dv ? dorow : nullptr, T(1));
       const long width = block.vecs * L;
-      const T scale = T(a.scale * (kinds.any() ? 1.0 : 1.442695040888963407));
-      for (long x = 0; x < a.D * width; x += L) {
+            for (long x = 0; x < a.D * width; x += L) {
         T* at = qt + block.first * a.D + x;
-        store(at, load(at) * scale);
+        store(at, load(at) * T(a.scale));
       }
     }
     if (want.dq) std::memset(dqt, 0, size_t(plan.rows * Dg) * sizeof(T));
@@ -199,7 +198,7 @@ struct Backward {
     }
   }
 
-  // lse in units of log2, +inf for dead and padding lanes, so that p is 0 there
+  // lse, +inf for dead and padding lanes, so that p is 0 there
   void load_statistics(const Sequence& seq) {
     const T *lses = reinterpret_cast<const T*>(a.lse), *deltas = reinterpret_cast<const T*>(plan.delta);
     for (long k = 0; k < lanes->blocks; ++k) {
@@ -210,7 +209,7 @@ struct Backward {
         if (r >= block.first + block.lanes || lanes->lo[r] >= lanes->hi[r]) continue;
         const long at = lse_index(a, seq, lanes->head[r], lanes->query[r]);
         if (lses[at] == -T(__builtin_inf())) continue;
-        lse[r] = lses[at] * kLog2e<T>;
+        lse[r] = lses[at];
         delta[r] = deltas[at];
       }
     }
@@ -416,7 +415,7 @@ inline void delta_rows(const Args& a, const Sequence& seq, long h, long begin, l
     if (a.dlse.data) {
       const long index = seq.packed ? h * a.dlse.s[0] + (seq.q0 + i) * a.dlse.s[1]
                                     : seq.b * a.dlse.s[0] + h * a.dlse.s[1] + i * a.dlse.s[2];
-      sum -= reinterpret_cast<const T*>(a.dlse.data)[index];
+      sum -= read<T>(a.dlse.data + index);
     }
     deltas[at] = sum;
   }

@@ -1,7 +1,7 @@
 // Forward of one work item: a row tile of one key/value head against its keys (or one split of them).
 //
 // Computes: for tile in keys: pack k, v; for block of lanes: S^T = K Q^T, scores, keep, online softmax, O^T += V^T P^T;
-//   at the end out = O / l and lse = m ln 2 + ln l.
+//   at the end out = O / l and lse = m + ln l.
 // Shapes: Q^T [block][D][lane], K panels [key group][D][kPanel], V panels [channel group][key][kPanel], S^T [key][lane],
 //   O^T [block][channel][lane]; scratch is O(tile).
 // Invariants: key tiles start at multiples of kTileKeys, so the bits of a row do not depend on the rows beside it; after
@@ -80,8 +80,7 @@ struct Forward {
 
   void load_queries(const Sequence& seq) {
     const RowsOf<const In> rows = rows_of<const In>(a.q, seq, seq.q0);
-    // without scores everything runs in units of log2 from the start
-    const T scale = T(a.scale * (kinds.any() ? 1.0 : 1.442695040888963407));
+    const T scale = T(a.scale);
     for (long k = 0; k < lanes->blocks; ++k) {
       const Block& block = lanes->block[k];
       const In* row[kBlock<T>];
@@ -111,7 +110,7 @@ struct Forward {
     for (long r = 0; r < lanes->count; ++r) {
       const T logit = sink_at<In>(a, lanes->head[r]);
       if (logit == -T(__builtin_inf())) continue;
-      m[r] = logit * kLog2e<T>;
+      m[r] = logit;
       l[r] = 1;
     }
   }
@@ -192,7 +191,7 @@ struct Forward {
         T* row = result + r * Dvp;
         for (long x = 0; x < Dvp; ++x) row[x] *= inverse;
         narrow_row(row, a.Dv, rows.at(h, i), rows.element);
-        lse[lse_index(a, seq, h, i)] = dead ? -T(__builtin_inf()) : T(m[at] * kLn2<T> + T(__builtin_log(l[at])));
+        lse[lse_index(a, seq, h, i)] = dead ? -T(__builtin_inf()) : T(m[at] + T(__builtin_log(l[at])));
       }
     }
   }
@@ -215,7 +214,7 @@ struct Forward {
         const long at = block.first + r;
         const Vec<T> a1 = load(m + at), a2 = load(m2 + at), top = max_keep<T>(a1, a2);
         const Vec<T> shift = select<T>(top == -infinity<T>(), Vec<T>{}, top);
-        const Vec<T> x = exp2<T>(a1 - shift), y = exp2<T>(a2 - shift);
+        const Vec<T> x = exp_of<T>(a1 - shift), y = exp_of<T>(a2 - shift);
         store(m + at, top);
         store(l + at, fma<T>(load(l + at), x, load(l2 + at) * y));
         store(mine + r, x);

@@ -1,8 +1,8 @@
 // The backward of one block and one tile of keys: p is rebuilt from lse, then turned into dS.
 //
-// Computes: p = 2^(s - lse), ds = p * (dropout(dp) - delta), then the derivatives of the scores in reverse order; sums of
+// Computes: p = e^(s - lse), ds = p * (dropout(dp) - delta), then the derivatives of the scores in reverse order; sums of
 //   ds * distance for the slopes.
-// Shapes: s and dp [key of the tile][lane]; lse (in units of log2) and delta [lane].
+// Shapes: s and dp [key of the tile][lane]; lse and delta [lane].
 // Invariants: s becomes dropout(p) and dp becomes dS with respect to scale * q.k (or to the final logits, where `raw` asks
 //   for the gradient of the bias); both are 0 where the lane does not see the key, whatever v holds there.
 // Mirror: backends/streaming.py, _backward_tile.
@@ -40,10 +40,10 @@ void gradient_tile(const GradientTile<T>& given) {
     ATTN_UNROLL
     for (int v = 0; v < V; ++v) {
       p[v] = load(t.s + j * W + v * L);
-      if constexpr (S::kAny) p[v] = S::template value<T>(p[v], t.scores, j, W, v * L, y[v]) * kLog2e<T>;
+      if constexpr (S::kAny) p[v] = S::template value<T>(p[v], t.scores, j, W, v * L, y[v]);
       p[v] = p[v] - lse[v];
     }
-    exp2_each<T, V>(p);
+    exp2_each<T, V>(p, kLog2e<T>);
     ATTN_UNROLL
     for (int v = 0; v < V; ++v) {
       const long at = j * W + v * L;

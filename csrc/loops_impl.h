@@ -84,7 +84,8 @@ template <class In>
 bool Loops<In>::can_sum_in_place(const Args& a) {
   if (kIsHalf<In> || !a.dq.data || !a.dk.data || !a.dv.data) return false;
   const bool vectors = a.D % kLanes<Acc<In>> == 0 && a.Dv % kLanes<Acc<In>> == 0 && a.D > 0 && a.Dv > 0;
-  return vectors && element_stride(a, a.dk) == 1 && element_stride(a, a.dv) == 1;
+  constexpr long kElement = sizeof(In);
+  return vectors && element_stride(a, a.dk) == kElement && element_stride(a, a.dv) == kElement;
 }
 
 template <class In>

@@ -25,8 +25,8 @@ class Buffers {
     for (Py_buffer& each : held_) PyBuffer_Release(&each);
   }
 
-  // strides in elements; an axis of length 1 that stands for `full[axis] > 1` gets stride 0
-  View view(nb::handle array, bool writable = false, const int64_t* full = nullptr) {
+  // an axis of length 1 gets stride 0: bias, keep and slopes broadcast by it, and nothing else steps along such an axis
+  View view(nb::handle array, bool writable = false) {
     View v;
     if (array.is_none()) return v;
     held_.emplace_back();
@@ -40,8 +40,7 @@ class Buffers {
     static char nothing;
     if (!v.data) v.data = &nothing;  // an empty array has no address, but it is not absent
     for (int axis = 0; axis < b.ndim; ++axis) {
-      if (b.strides[axis] % b.itemsize != 0) throw nb::value_error("expected strides that are whole elements");
-      v.s[axis] = b.shape[axis] == 1 && (!full || full[axis] != 1) ? 0 : b.strides[axis] / b.itemsize;
+      v.s[axis] = b.shape[axis] == 1 ? 0 : b.strides[axis];
     }
     return v;
   }

@@ -15,7 +15,7 @@ inline constexpr int kNarrowRows = 8;
 template <class In>
 inline bool use_narrow(const Args& a) {
   if constexpr (sizeof(Acc<In>) == 8) return false;
-  return a.M * (a.H / a.Hkv) <= kNarrowRows && element_stride(a, a.k) == 1 && element_stride(a, a.v) == 1;
+  return a.M * (a.H / a.Hkv) <= kNarrowRows && element_stride(a, a.k) == sizeof(In) && element_stride(a, a.v) == sizeof(In);
 }
 
 template <class In>

@@ -31,7 +31,7 @@ struct AccOf<double> {
 template <class In>
 using Acc = typename AccOf<In>::type;
 
-typedef uint16_t HalfVec __attribute__((vector_size(kBytes / 2), aligned(2), may_alias));
+typedef uint16_t HalfVec __attribute__((vector_size(kBytes / 2), aligned(1), may_alias));
 typedef uint32_t UVec __attribute__((vector_size(kBytes), may_alias));
 
 ATTN_INLINE Vec<float> widen_f16(HalfVec h) {
@@ -91,12 +91,12 @@ ATTN_INLINE void store_as(f16* p, Vec<float> x) { *(HalfVec*)p = narrow_f16(x); 
 
 template <class In>
 ATTN_INLINE Acc<In> load_one(const In* p) {
-  if constexpr (kIsHalf<In>) {
-    In buffer[kLanes<float>] = {*p};
-    return load_as(buffer)[0];
-  } else {
-    return *p;
-  }
+  In one[kLanes<float>] = {};
+  std::memcpy(one, p, sizeof(In));
+  if constexpr (kIsHalf<In>)
+    return load_as(one)[0];
+  else
+    return one[0];
 }
 template <class In>
 ATTN_INLINE void store_one(In* p, Acc<In> x) {
@@ -109,22 +109,22 @@ ATTN_INLINE void store_one(In* p, Acc<In> x) {
   }
 }
 
-// n elements, any stride, into a contiguous accumulator row
+// n elements, any stride in bytes, into a contiguous accumulator row
 template <class In>
 inline void widen_row(const In* src, long stride, long n, Acc<In>* dst) {
   constexpr int L = kLanes<Acc<In>>;
   long x = 0;
-  if (stride == 1)
+  if (stride == sizeof(In))
     for (; x + L <= n; x += L) store(dst + x, load_as(src + x));
-  for (; x < n; ++x) dst[x] = load_one(src + x * stride);
+  for (; x < n; ++x) dst[x] = load_one(reinterpret_cast<const In*>(reinterpret_cast<const char*>(src) + x * stride));
 }
 template <class In>
 inline void narrow_row(const Acc<In>* src, long n, In* dst, long stride) {
   constexpr int L = kLanes<Acc<In>>;
   long x = 0;
-  if (stride == 1)
+  if (stride == sizeof(In))
     for (; x + L <= n; x += L) store_as(dst + x, load(src + x));
-  for (; x < n; ++x) store_one(dst + x * stride, src[x]);
+  for (; x < n; ++x) store_one(reinterpret_cast<In*>(reinterpret_cast<char*>(dst) + x * stride), src[x]);
 }
 
 // an accumulator row for `src`: itself where nothing has to be converted, else a copy in `scratch`; null gives zeros
@@ -135,12 +135,12 @@ ATTN_INLINE const Acc<In>* as_acc(const In* src, long stride, long n, Acc<In>* s
     return scratch;
   }
   if constexpr (!kIsHalf<In>)
-    if (stride == 1) return src;
+    if (stride == sizeof(In) && reinterpret_cast<uintptr_t>(src) % sizeof(In) == 0) return src;
   widen_row(src, stride, n, scratch);
   return scratch;
 }
 
-typedef float Quad __attribute__((vector_size(16), aligned(4), may_alias));
+typedef float Quad __attribute__((vector_size(16), aligned(1), may_alias));
 
 // out[x * ld + r] = rows[r][x] for four rows
 ATTN_INLINE void interleave4(const float* const* rows, long n, float* out, long ld) {

@@ -40,19 +40,35 @@ inline Sequence sequence_of(const Args& a, long b) {
   return {b, a.M, N, 0, 0, false};
 }
 
-// row (head, i) of a dense or packed view
+template <class T>
+ATTN_INLINE T* step(T* p, long bytes) {
+  return reinterpret_cast<T*>(reinterpret_cast<char*>(p) + bytes);
+}
+template <class T>
+ATTN_INLINE const T* step(const T* p, long bytes) {
+  return reinterpret_cast<const T*>(reinterpret_cast<const char*>(p) + bytes);
+}
+// a value that may stand anywhere
+template <class T>
+ATTN_INLINE T read(const char* p) {
+  T x;
+  std::memcpy(&x, p, sizeof x);
+  return x;
+}
+
+// row (head, i) of a dense or packed view; distances in bytes
 template <class In>
 struct RowsOf {
   In* base;
   long head, row, element;
-  ATTN_INLINE In* at(long h, long i) const { return base + h * head + i * row; }
+  ATTN_INLINE In* at(long h, long i) const { return step(base, h * head + i * row); }
 };
 
 template <class In>
 inline RowsOf<In> rows_of(const View& v, const Sequence& seq, long first) {
   In* data = reinterpret_cast<In*>(v.data);
-  if (seq.packed) return {data + first * v.s[1], long(v.s[0]), long(v.s[1]), long(v.s[2])};
-  return {data + seq.b * v.s[0], long(v.s[1]), long(v.s[2]), long(v.s[3])};
+  if (seq.packed) return {step(data, first * v.s[1]), long(v.s[0]), long(v.s[1]), long(v.s[2])};
+  return {step(data, seq.b * v.s[0]), long(v.s[1]), long(v.s[2]), long(v.s[3])};
 }
 
 inline long lse_index(const Args& a, const Sequence& seq, long h, long i) {
@@ -65,19 +81,19 @@ inline void key_rows(const Args& a, const View& v, const Sequence& seq, long hk,
                      const In** rows) {
   if (a.rows == RowKind::paged) {
     const In* pool = reinterpret_cast<const In*>(v.data);
-    const int32_t* table =
-        reinterpret_cast<const int32_t*>(a.block_table.data) + seq.b * a.block_table.s[0];
+    const char* table = a.block_table.data + seq.b * a.block_table.s[0];
     for (long j = 0; j < count; ++j) {
-      const long at = first + j, page = table[at / a.page * a.block_table.s[1]];
-      rows[j] = pool + page * v.s[0] + hk * v.s[1] + at % a.page * v.s[2];
+      const long at = first + j, page = read<int32_t>(table + at / a.page * a.block_table.s[1]);
+      rows[j] = step(pool, page * v.s[0] + hk * v.s[1] + at % a.page * v.s[2]);
     }
     return;
   }
   const RowsOf<In> all = rows_of<In>(v, seq, seq.k0);
   const In* row = all.at(hk, first);
-  for (long j = 0; j < count; ++j) rows[j] = row + j * all.row;
+  for (long j = 0; j < count; ++j) rows[j] = step(row, j * all.row);
 }
 
+// distance of neighbouring channels in bytes
 ATTN_INLINE long element_stride(const Args& a, const View& v) { return v.s[a.rows == RowKind::packed ? 2 : 3]; }
 
 // up to kMaxVecs vectors of lanes that are computed together
@@ -105,18 +121,15 @@ inline void visible_keys(const Args& a, const Sequence& seq, long i, int32_t* lo
   long last = a.right >= kUnbounded ? seq.N : min_of(seq.N, pos + a.right + 1);
   if (a.top_left) last = min_of(last, i + 1);
   if (a.bounds.data) {
-    const int32_t* at = reinterpret_cast<const int32_t*>(a.bounds.data);
-    const long element = a.bounds.s[seq.packed ? 1 : 2];
+    const char* at = a.bounds.data;
     at += seq.packed ? (seq.q0 + i) * a.bounds.s[0] : seq.b * a.bounds.s[0] + i * a.bounds.s[1];
-    first = max_of(first, at[0]);
-    last = min_of(last, at[element]);
+    first = max_of(first, read<int32_t>(at));
+    last = min_of(last, read<int32_t>(at + a.bounds.s[seq.packed ? 1 : 2]));
   }
   const bool dead = first >= last;
   *lo = dead ? 0 : int32_t(first);
   *hi = dead ? 0 : int32_t(last);
 }
-
-inline long bytes_of(Dtype t) { return t == Dtype::f64 ? 8 : t == Dtype::f32 ? 4 : 2; }
 
 template <class T>
 inline void close_block(Lanes<T>& t, Block& block) {
@@ -149,9 +162,9 @@ inline void fill_lanes(const Args& a, const Sequence& seq, long hk, long first, 
     t.pos[r] = Int<T>(i + seq.N - seq.M);
     visible_keys(a, seq, i, &t.lo[r], &t.hi[r]);
     if (a.slopes.data)
-      t.slope[r] = T(*(reinterpret_cast<const float*>(a.slopes.data) + seq.b * a.slopes.s[0] + h * a.slopes.s[1]));
+      t.slope[r] = T(read<float>(a.slopes.data + seq.b * a.slopes.s[0] + h * a.slopes.s[1]));
     if (a.bias.data)
-      t.bias[r] = a.bias.data + (seq.b * a.bias.s[0] + h * a.bias.s[1] + i * a.bias.s[2]) * bytes_of(a.bias_dtype);
+      t.bias[r] = a.bias.data + seq.b * a.bias.s[0] + h * a.bias.s[1] + i * a.bias.s[2];
     if (a.keep.data) t.keep[r] = a.keep.data + seq.b * a.keep.s[0] + h * a.keep.s[1] + i * a.keep.s[2];
   }
   t.key_lo = seq.N;

@@ -8,11 +8,6 @@
 
 namespace attn::ATTN_TARGET {
 
-template <class T>
-inline constexpr T kLog2e = T(1.442695040888963407359924681);  // 1 / ln 2
-template <class T>
-inline constexpr T kLn2 = T(0.693147180559945309417232121);
-
 // tanh to 2 ulp: an odd polynomial near 0, where 1 - 2 / (e^2x + 1) would cancel
 ATTN_INLINE Vec<float> tanh_of(Vec<float> x) {
   const Vec<float> z = x * x, size = abs_of<float>(x);

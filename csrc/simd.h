@@ -39,14 +39,14 @@ template <>
 struct Types<float> {
   using Int = int32_t;
   typedef float Vec __attribute__((vector_size(kBytes), may_alias));
-  typedef float VecU __attribute__((vector_size(kBytes), aligned(4), may_alias));
+  typedef float VecU __attribute__((vector_size(kBytes), aligned(1), may_alias));
   typedef int32_t IVec __attribute__((vector_size(kBytes), may_alias));
 };
 template <>
 struct Types<double> {
   using Int = int64_t;
   typedef double Vec __attribute__((vector_size(kBytes), may_alias));
-  typedef double VecU __attribute__((vector_size(kBytes), aligned(8), may_alias));
+  typedef double VecU __attribute__((vector_size(kBytes), aligned(1), may_alias));
   typedef int64_t IVec __attribute__((vector_size(kBytes), may_alias));
 };
 template <class T>
@@ -173,18 +173,21 @@ struct Exp2<double> {
       1.017819803332852766e-7, 7.074105626245659371e-9, 4.435280944610336161e-10};
 };
 
-// x[n] = 2^x[n] for x < 128 (fp64: 1024): at most 2 ulp, 0 below 2^-125.5 (fp64: 2^-1021.5) and at -inf, NaN stays NaN.
-// The vectors go through each stage together: a chain of this length, one vector after the other, fills the scheduler
-// with waiting instructions
+// x[n] = 2^(x[n] * factor) for exponents below 128 (fp64: 1024): at most 2 ulp for factor 1, 0 below 2^-125.5 (fp64:
+// 2^-1021.5) and at -inf, NaN stays NaN. The factor (log2 e for the softmax) costs nothing, being part of two fused
+// operations, and a logit of any size fp32 can hold never meets it alone.
+// The vectors go through each stage together: a chain of this length, one vector after the other, would fill the
+// scheduler with waiting instructions.
 template <class T, int N>
-ATTN_INLINE void exp2_each(Vec<T> (&x)[N]) {
+ATTN_INLINE void exp2_each(Vec<T> (&x)[N], T factor) {
   using E = Exp2<T>;
   constexpr int kDegree = int(sizeof(E::kPoly) / sizeof(T)) - 1;
+  const Vec<T> by = splat<T>(factor), shift = splat<T>(E::kShift);
   Vec<T> t[N], y[N];
   ATTN_UNROLL
-  for (int n = 0; n < N; ++n) t[n] = x[n] + E::kShift;
+  for (int n = 0; n < N; ++n) t[n] = fma<T>(x[n], by, shift);
   ATTN_UNROLL
-  for (int n = 0; n < N; ++n) x[n] = x[n] - (t[n] - E::kShift);
+  for (int n = 0; n < N; ++n) x[n] = fma<T>(x[n], by, shift - t[n]);
   ATTN_UNROLL
   for (int n = 0; n < N; ++n) y[n] = fma<T>(splat<T>(E::kPoly[kDegree]), x[n], splat<T>(E::kPoly[kDegree - 1]));
   ATTN_UNROLL
@@ -202,7 +205,18 @@ ATTN_INLINE void exp2_each(Vec<T> (&x)[N]) {
 template <class T>
 ATTN_INLINE Vec<T> exp2(Vec<T> x) {
   Vec<T> one[1] = {x};
-  exp2_each<T, 1>(one);
+  exp2_each<T, 1>(one, T(1));
+  return one[0];
+}
+
+template <class T>
+inline constexpr T kLog2e = T(1.442695040888963407359924681);  // 1 / ln 2
+
+// e^x
+template <class T>
+ATTN_INLINE Vec<T> exp_of(Vec<T> x) {
+  Vec<T> one[1] = {x};
+  exp2_each<T, 1>(one, kLog2e<T>);
   return one[0];
 }
 

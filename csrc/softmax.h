@@ -1,7 +1,7 @@
 // The online softmax of one block and one tile of keys; queries are lanes, so that max and sum need no shuffles.
 //
-// Computes: m_new = max(m, s), alpha = 2^(m - m_new), p = 2^(s - m_new), l = l * alpha + sum(p), p *= dropout.
-// Shapes: s [key of the tile][lane], m, l, alpha [lane]; everything in units of log2.
+// Computes: m_new = max(m, s), alpha = e^(m - m_new), p = e^(s - m_new), l = l * alpha + sum(p), p *= dropout.
+// Shapes: s [key of the tile][lane], m, l, alpha [lane].
 // Invariants: after a tile l = sum(p) and O = sum(p v), both relative to m; while m is -inf (no key seen) alpha and p
 //   are 0, never NaN; a NaN score passes the max by and reaches its row through p.
 // Mirror: backends/streaming.py, online_softmax.py.
@@ -34,7 +34,7 @@ ATTN_INLINE IVec<T> seen(const Int<T>* bits, long key, long width, int lane) {
   return (word & Int<T>(int32_t(uint32_t(1) << (key & 31)))) != 0;
 }
 
-// final logits in units of log2, and their running max
+// final logits, and their running max
 template <class T, int V, class S, bool kMasked>
 ATTN_INLINE void logits_and_max(const SoftmaxTile<T>& t, Vec<T>* top) {
   constexpr int L = kLanes<T>, W = V * L;
@@ -45,7 +45,7 @@ ATTN_INLINE void logits_and_max(const SoftmaxTile<T>& t, Vec<T>* top) {
       Vec<T> s = load(row + v * L);
       if constexpr (S::kAny) {
         Vec<T> y[3];
-        s = S::template value<T>(s, t.scores, j, W, v * L, y) * kLog2e<T>;
+        s = S::template value<T>(s, t.scores, j, W, v * L, y);
       }
       if constexpr (kMasked) s = select<T>(seen<T>(t.bits, j, W, v * L), s, -infinity<T>());
       if constexpr (S::kAny || kMasked) store(row + v * L, s);
@@ -65,7 +65,7 @@ void softmax_tile(const SoftmaxTile<T>& given) {
   ATTN_UNROLL
   for (int v = 0; v < V; ++v) {
     shift[v] = select<T>(top[v] == -infinity<T>(), Vec<T>{}, top[v]);
-    store(t.alpha + v * L, exp2<T>(load(t.m + v * L) - shift[v]));
+    store(t.alpha + v * L, exp_of<T>(load(t.m + v * L) - shift[v]));
     store(t.m + v * L, top[v]);
   }
   ATTN_UNROLL
@@ -78,7 +78,7 @@ void softmax_tile(const SoftmaxTile<T>& given) {
       Vec<T> p[4];
       ATTN_UNROLL
       for (int n = 0; n < 4; ++n) p[n] = load(at + n * W) - point;
-      exp2_each<T, 4>(p);
+      exp2_each<T, 4>(p, kLog2e<T>);
       ATTN_UNROLL
       for (int n = 0; n < 4; ++n) store(at + n * W, p[n]);
       sum = sum + ((p[0] + p[1]) + (p[2] + p[3]));

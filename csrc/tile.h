@@ -29,7 +29,7 @@ inline void bias_tile(const Args& a, const Lanes<Acc<In>>& t, const Block& block
     const Stored* rows[kBlock<T>];
     for (int r = 0; r < width; ++r) {
       const char* p = r < block.lanes ? t.bias[block.first + r] : nullptr;
-      rows[r] = p ? reinterpret_cast<const Stored*>(p) + (t0 + begin) * stride : nullptr;
+      rows[r] = p ? reinterpret_cast<const Stored*>(p + (t0 + begin) * stride) : nullptr;
     }
     for (int r = 0; r < width; r += 4) {
       const T* quad[4];
@@ -41,7 +41,7 @@ inline void bias_tile(const Args& a, const Lanes<Acc<In>>& t, const Block& block
         else if constexpr (sizeof(Acc<Stored>) == sizeof(T))
           widen_row(rows[r + u], stride, count, to);
         else
-          for (long x = 0; x < count; ++x) to[x] = T(rows[r + u][x * stride]);
+          for (long x = 0; x < count; ++x) to[x] = T(read<Stored>(reinterpret_cast<const char*>(rows[r + u]) + x * stride));
       }
       interleave4(quad, count, out + begin * width + r, width);
     }
@@ -57,8 +57,8 @@ inline void bias_tile(const Args& a, const Lanes<Acc<In>>& t, const Block& block
 
 template <class In>
 inline Acc<In> sink_at(const Args& a, long h) {
-  if (a.sink_dtype == a.dtype) return load_one(reinterpret_cast<const In*>(a.sink.data) + h * a.sink.s[0]);
-  return Acc<In>(*(reinterpret_cast<const float*>(a.sink.data) + h * a.sink.s[0]));
+  const char* at = a.sink.data + h * a.sink.s[0];
+  return a.sink_dtype == a.dtype ? load_one(reinterpret_cast<const In*>(at)) : Acc<In>(read<float>(at));
 }
 
 template <class T>

@@ -1,7 +1,5 @@
 """Every argument that makes no sense is refused with a message that names it, what was expected and what came."""
 
-
-
 from __future__ import annotations
 
 import re

@@ -53,7 +53,7 @@ def run(
 ) -> tuple[Tensor, Tensor]:
     """``call``, when nothing is being compiled."""
     device = arrays[0].device.type
-    if torch.is_autocast_enabled(device):
+    if device != "meta" and torch.is_autocast_enabled(device):
         arrays, options = _autocast(device, arrays, options)
     backend, problem, tensors = _bound(kind, arrays, options)
     if before is not None:

@@ -46,7 +46,9 @@ def forward(problem: Problem, tensors: Tensors) -> tuple[Array, Array]:
     if problem.rows == "packed":  # tokens past the last sequence
         used = int(tensors.cu_q[-1])
         out[:, used:], lse[:, used:] = 0, -np.inf
-    loader.kernels().forward(problem, tensors, out, lse, _sink_dtype(tensors), loader.threads(), loader.simd())
+    loader.kernels().forward(
+        problem, tensors, out, lse, _sink_dtype(tensors), loader.threads(), loader.simd()
+    )
     return out, lse
 
 
@@ -58,19 +60,28 @@ def backward(
     dout: Array,
     dlse: Array | None,
     needs: frozenset[str],
+    *,
+    passes: int = 0,
 ) -> Grads:
-    """See ``backends.Backend``."""
+    """See ``backends.Backend``.
+
+    ``passes`` forces one pass over the scores (dQ, dK and dV together, where one thread can own a head) or two (dQ by
+    query tile, then dK and dV by key tile); 0 lets the call choose. The bits are the same.
+    """
     if problem.rows == "paged":
-        raise Unsupported(name, "no gradient through pages, which sequences may share; use dense or packed keys")
+        raise Unsupported(
+            name, "no gradient through pages, which sequences may share; use dense or packed keys"
+        )
     grads = _empty_grads(problem, tensors, needs)
-    loader.kernels().backward(
-        problem, tensors, out, lse, dout, dlse, tuple(grads), _sink_dtype(tensors), loader.threads(), loader.simd(), _way
-    )
+    where = (_sink_dtype(tensors), loader.threads(), loader.simd())
+    loader.kernels().backward(problem, tensors, out, lse, dout, dlse, tuple(grads), *where, passes)
     return grads
 
 
-# 0 lets the call choose, 1 and 2 force one or two passes over the scores; the bits are the same
-_way = 0
+def simd_target() -> str:
+    """The instruction set that runs and why it was chosen, for people; "" if the extension is not built."""
+    known = loader.describe()
+    return f"{known['simd']}, {known['bits']} bits ({known['why']})" if known["built"] else ""
 
 
 def _empty_grads(problem: Problem, tensors: Tensors, needs: frozenset[str]) -> Grads:
