@@ -267,7 +267,9 @@ def cumulative(name: str, cu: Any, tokens: int, q: Any, *, given: int | None, li
     if given is not None:
         given = _length(limit, given)
     if not host_known(cu):
-        return cu, int((cu[1:] - cu[:-1]).max()) if given is None else given
+        if given is None:
+            given = int((cu[1:] - cu[:-1]).max()) if cu.shape[0] > 1 else 0
+        return cu, given
     values = cu.tolist()
     if values[0] != 0:
         raise ShapeError(expected(name, "0 as its first entry", values[0]))
