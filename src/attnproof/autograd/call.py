@@ -108,7 +108,7 @@ def _structure(kind: str, arrays: tuple[Any, ...], options: Options) -> Any:
         return None
     if type(causal) is not bool or type(window) is not tuple:
         return None
-    types = (type(softcap), type(scale), type(dropout_p), *map(type, window))
+    types = (type(softcap), type(scale), type(dropout_p), type(options.deterministic), *map(type, window))
     extras: list[Any] = []
     if rest:
         extras += map(_described_index, rest)
