@@ -95,7 +95,7 @@ class Explicit:
     @property
     def on_host(self) -> bool:
         """See ``Term.on_host``."""
-        return isinstance(self.lo, np.ndarray)
+        return not is_torch(self.lo)
 
     def bounds(self, i: Int, m: int, n: int, b: int) -> tuple[Int, Int]:
         """See ``Term.bounds``."""

@@ -12,7 +12,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -73,7 +73,7 @@ class Child:
 
 
 @contextmanager
-def work_tree(repository: Path, revision: str) -> Iterator[Path]:
+def work_tree(repository: Path, revision: str) -> Generator[Path]:
     """A throw-away work tree of ``revision``; removed again, whatever happens."""
     with tempfile.TemporaryDirectory(prefix="attnproof-") as folder:
         tree = Path(folder) / "tree"

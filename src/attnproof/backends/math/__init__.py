@@ -23,20 +23,14 @@ kind = "torch"
 
 @functools.cache
 def _installed() -> bool:
-    # None in sys.modules forbids the import
-    return not _forbidden("torch") and importlib.util.find_spec("torch") is not None
-
-
-def _forbidden(name: str) -> bool:
-    modules: dict[str, object] = dict(sys.modules)
-    return name in modules and modules[name] is None
+    return importlib.util.find_spec("torch") is not None
 
 
 def why_not(problem: Problem) -> str | None:
     """Everything is served, once torch is there."""
-    if "torch" in sys.modules or _installed():
-        return None
-    return "needs torch, which is not installed; pip install 'attnproof[torch]'"
+    # None in sys.modules forbids the import
+    there = sys.modules["torch"] is not None if "torch" in sys.modules else _installed()
+    return None if there else "needs torch, which is not installed; pip install 'attnproof[torch]'"
 
 
 def forward(problem: Problem, tensors: Tensors) -> tuple[Any, Any]:

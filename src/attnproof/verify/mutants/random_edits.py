@@ -11,9 +11,16 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-ARITHMETIC = {ast.Add: "-", ast.Sub: "+", ast.Mult: "+", ast.Div: "*", ast.FloorDiv: "*", ast.MatMult: "*"}
-SYMBOLS = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.FloorDiv: "//", ast.MatMult: "@"}
-COMPARISONS = {
+ARITHMETIC: dict[type[ast.operator], str] = {
+    ast.Add: "-",
+    ast.Sub: "+",
+    ast.Mult: "+",
+    ast.Div: "*",
+    ast.FloorDiv: "*",
+    ast.MatMult: "*",
+}
+SYMBOLS: dict[type[ast.operator], str] = {ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.FloorDiv: "//", ast.MatMult: "@"}
+COMPARISONS: dict[type[ast.cmpop], tuple[str, str]] = {
     ast.Lt: ("<", "<="),
     ast.LtE: ("<=", "<"),
     ast.Gt: (">", ">="),
@@ -102,7 +109,7 @@ def _of_node(node: ast.AST, lines: list[str]) -> Iterator[RandomEdit]:
         yield from _symbol(node.left, node.right, SYMBOLS[type(node.op)], ARITHMETIC[type(node.op)], lines)
     elif isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in COMPARISONS:
         yield from _symbol(node.left, node.comparators[0], *COMPARISONS[type(node.ops[0])], lines)
-    elif isinstance(node, ast.Constant) and type(node.value) in (int, bool):
+    elif isinstance(node, ast.Constant) and isinstance(node.value, int):
         new = str(not node.value) if isinstance(node.value, bool) else str(node.value + 1)
         yield _replace(node, new, f"{node.value} becomes {new}")
     elif isinstance(node, ast.Attribute) and node.attr in CALLS and node.end_col_offset is not None:
