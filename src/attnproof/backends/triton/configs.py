@@ -9,7 +9,7 @@ programs can fill that wait. ``make gpu`` writes the records that settle it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from ...masks import BIG
