@@ -46,7 +46,9 @@ def forward(problem: Problem, tensors: Tensors) -> tuple[Array, Array]:
     if problem.rows == "packed":  # tokens past the last sequence
         used = int(tensors.cu_q[-1])
         out[:, used:], lse[:, used:] = 0, -np.inf
-    loader.kernels().forward(problem, tensors, out, lse, _sink_dtype(tensors), loader.threads(), loader.simd())
+    loader.kernels().forward(
+        problem, tensors, out, lse, _sink_dtype(tensors), loader.threads(), loader.simd()
+    )
     return out, lse
 
 
@@ -67,7 +69,9 @@ def backward(
     query tile, then dK and dV by key tile); 0 lets the call choose. The bits are the same.
     """
     if problem.rows == "paged":
-        raise Unsupported(name, "no gradient through pages, which sequences may share; use dense or packed keys")
+        raise Unsupported(
+            name, "no gradient through pages, which sequences may share; use dense or packed keys"
+        )
     grads = _empty_grads(problem, tensors, needs)
     where = (_sink_dtype(tensors), loader.threads(), loader.simd())
     loader.kernels().backward(problem, tensors, out, lse, dout, dlse, tuple(grads), *where, passes)
