@@ -8,6 +8,7 @@ other's spinning. The rate of a large sgemm (the better of torch's MKL and NumPy
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import time
@@ -137,7 +138,7 @@ def packed(rounds: int) -> dict[str, Any]:
     lengths = np.diff(cu)
     q, k, v = (normal(16384, 8, 64) for _ in range(3))
     padded = [torch.zeros(64, 8, int(lengths.max()), 64) for _ in range(3)]
-    for b, (start, stop) in enumerate(zip(cu, cu[1:], strict=False)):
+    for b, (start, stop) in enumerate(itertools.pairwise(cu)):
         for to, x in zip(padded, (q, k, v), strict=True):
             to[b, :, : stop - start] = x[start:stop].transpose(0, 1)
     cus = torch.from_numpy(cu)
@@ -217,7 +218,7 @@ def main() -> None:
         results.append(found)
         more = f"  {found['of_sgemm']:.2f} of sgemm" if "of_sgemm" in found else ""
         print(
-            f"{'ok  ' if found['met'] else 'MISS'} {found['ratio']:6.2f} (bar {bar}) {found['ours_ms']:8.1f} ms  {name}{more}",
+            f"{'ok  ' if found['met'] else 'MISS'} {found['ratio']:6.2f} (bar {bar}) {found['ours_ms']:8.1f} ms {name}{more}",
             flush=True,
         )
     protocol = {
