@@ -263,7 +263,7 @@ def test_doctor_names_the_target_and_why() -> None:
 
 
 @needs_extension
-def test_a_gradient_through_shared_pages_is_refused() -> None:
+def test_a_gradient_through_a_cache_is_refused() -> None:
     from attnproof.problem import bind_decode
 
     q = np.zeros((1, 2, 1, 8), np.float32)
@@ -271,7 +271,7 @@ def test_a_gradient_through_shared_pages_is_refused() -> None:
     table, lengths = np.array([[2, 0]], np.int32), np.array([6], np.int32)
     problem, tensors = bind_decode(q, pool, pool, lengths, table, Options())
     out, lse = native.forward(problem, tensors)
-    with pytest.raises(Unsupported, match="no gradient through pages"):
+    with pytest.raises(Unsupported, match="no gradient through a cache"):
         native.backward(problem, tensors, out, lse, out, None, frozenset("q"))
 
 

@@ -68,10 +68,8 @@ def backward(
     ``passes`` forces one pass over the scores (dQ, dK and dV together, where one thread can own a head) or two (dQ by
     query tile, then dK and dV by key tile); 0 lets the call choose. The bits are the same.
     """
-    if problem.rows == "paged":
-        raise Unsupported(
-            name, "no gradient through pages, which sequences may share; use dense or packed keys"
-        )
+    if problem.rows in ("cached", "paged"):
+        raise Unsupported(name, "no gradient through a cache written in place; use dense or packed keys")
     grads = _empty_grads(problem, tensors, needs)
     where = (_sink_dtype(tensors), loader.threads(), loader.simd())
     loader.kernels().backward(problem, tensors, out, lse, dout, dlse, tuple(grads), *where, passes)
@@ -98,10 +96,6 @@ def _empty_grads(problem: Problem, tensors: Tensors, needs: frozenset[str]) -> G
         for x, cu in ((dq, tensors.cu_q), (dk, tensors.cu_k), (dv, tensors.cu_k)):
             if x is not None:
                 x[:, int(cu[-1]) :] = 0
-    if problem.rows == "cached":  # keys past the valid length
-        for x in (dk, dv):
-            if x is not None:
-                x[...] = 0
     if "bias" in needs and problem.bias_shape is not None:
         dbias = np.empty(problem.bias_shape, storage_dtype(problem.bias_dtype))
     if "alibi_slopes" in needs and problem.has_alibi:
