@@ -27,7 +27,7 @@ struct Args {
   uint64_t seed = 0, offset = 0;
   int64_t num_splits = 0;  // cached and paged: 0 lets the plan choose
 
-  View q, k, v, bias, keep, slopes, sink, bounds, block_table;
+  View q, k, v, bias, keep, slopes, sink, bounds, block_table;  // slopes in the dtype of lse
   const int32_t *cu_q = nullptr, *cu_k = nullptr, *lengths = nullptr;
 
   View out;              // forward: written; backward: read

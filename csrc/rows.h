@@ -162,7 +162,7 @@ inline void fill_lanes(const Args& a, const Sequence& seq, long hk, long first, 
     t.pos[r] = Int<T>(i + seq.N - seq.M);
     visible_keys(a, seq, i, &t.lo[r], &t.hi[r]);
     if (a.slopes.data)
-      t.slope[r] = T(read<float>(a.slopes.data + seq.b * a.slopes.s[0] + h * a.slopes.s[1]));
+      t.slope[r] = read<T>(a.slopes.data + seq.b * a.slopes.s[0] + h * a.slopes.s[1]);
     if (a.bias.data)
       t.bias[r] = a.bias.data + seq.b * a.bias.s[0] + h * a.bias.s[1] + i * a.bias.s[2];
     if (a.keep.data) t.keep[r] = a.keep.data + seq.b * a.keep.s[0] + h * a.keep.s[1] + i * a.keep.s[2];

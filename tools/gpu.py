@@ -27,7 +27,9 @@ def run(*command: str, **environment: str) -> int:
 
 
 def pytest(*arguments: str, prefix: tuple[str, ...] = (), **environment: str) -> int:
-    return run(*prefix, sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments, **environment)
+    return run(
+        *prefix, sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments, **environment
+    )
 
 
 def parity() -> int:

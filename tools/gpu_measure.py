@@ -1,6 +1,6 @@
 """Time the Triton backend against its peers on the GPU at hand, interleaved in one process, and write the records.
 
-Usage: gpu_measure.py OUT [dense] [variants] [decode] [host]
+Usage: gpu_measure.py OUT [dense] [variants] [decode] [host] [VARIANT:D:N ...]
 
 Peers are torch's own: SDPA flash, SDPA cuDNN and FlexAttention, the last compiled afresh for every shape (after a few
 shapes torch.compile would drop it to eager). TFLOP/s count the pairs that the mask allows, exactly.
@@ -14,16 +14,17 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
-from gpu_record import write
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from attnproof import masks
 from attnproof.backends.triton import launch
 from attnproof.problem import Options, bind, bind_decode
+from gpu_record import write
 
 TOKENS, WIDTH = 16384, 2048
 LENGTHS = (8192, 512, 1024, 2048, 4096, 16384)
@@ -35,7 +36,7 @@ sdpa = torch.nn.functional.scaled_dot_product_attention
 
 def cells(groups: list[str]) -> list[tuple[str, int, int]]:
     """(variant, head dim, length)."""
-    found = []
+    found = [(v, int(d), int(n)) for v, d, n in (at.split(":") for at in groups if ":" in at)]
     if "dense" in groups:
         found += [(v, d, n) for n in LENGTHS for d in (64, 128, 256) for v in ("full", "causal")]
     if "variants" in groups:
@@ -55,7 +56,7 @@ def inputs(d: int, n: int) -> list[Any]:
 def documents(n: int) -> Any:
     """Segment ids of ``DOCUMENTS`` documents of uneven length."""
     cuts = [round(n * (at / DOCUMENTS) ** 1.5) for at in range(DOCUMENTS + 1)]
-    return torch.cat([torch.full((b - a,), at) for at, (a, b) in enumerate(zip(cuts, cuts[1:], strict=False))])
+    return torch.cat([torch.full((b - a,), at) for at, (a, b) in enumerate(pairwise(cuts))])
 
 
 def slopes(heads: int) -> Any:
@@ -123,7 +124,10 @@ def candidates(variant: str, d: int, n: int) -> tuple[dict[str, Run], dict[str, 
     }
     peers: dict[str, Run] = {}
     if variant in ("full", "causal"):
-        for name, at in (("sdpa_flash", SDPBackend.FLASH_ATTENTION), ("sdpa_cudnn", SDPBackend.CUDNN_ATTENTION)):
+        for name, at in (
+            ("sdpa_flash", SDPBackend.FLASH_ATTENTION),
+            ("sdpa_cudnn", SDPBackend.CUDNN_ATTENTION),
+        ):
 
             def run(at: Any = at, x: Any = (q, k, v)) -> Any:
                 with sdpa_kernel(at):
@@ -202,7 +206,15 @@ def tables(todo: list[tuple[str, int, int]], into: Path) -> None:
             for name, row in interleaved(runs).items():
                 tflops = flops * factor / row["ms"] / 1e9
                 results.append(
-                    {"pass": which, "variant": variant, "D": d, "N": n, "candidate": name, "tflops": tflops, **row}
+                    {
+                        "pass": which,
+                        "variant": variant,
+                        "D": d,
+                        "N": n,
+                        "candidate": name,
+                        "tflops": tflops,
+                        **row,
+                    }
                 )
             show(results[-len(runs) :])
         write("measure", "attention", PROTOCOL, results, into)
@@ -227,12 +239,18 @@ def decode(into: Path) -> None:
         runs["attnproof"] = lambda bound=bound: launch.forward(*bound)
         for page in (16, 256):
             table = torch.arange(batch * n // page, dtype=torch.int32, device="cuda").view(batch, -1)
-            pools = [x.view(batch, 8, n // page, page, 128).transpose(1, 2).reshape(-1, 8, page, 128) for x in (k, v)]
+            pools = [
+                x.view(batch, 8, n // page, page, 128).transpose(1, 2).reshape(-1, 8, page, 128)
+                for x in (k, v)
+            ]
             paged = bind_decode(q, *pools, lengths, table, Options(), None)
             runs[f"attnproof, pages of {page}"] = lambda paged=paged: launch.forward(*paged)
-        for name, at in (("sdpa_flash", SDPBackend.FLASH_ATTENTION), ("sdpa_cudnn", SDPBackend.CUDNN_ATTENTION)):
+        for name, at in (
+            ("sdpa_flash", SDPBackend.FLASH_ATTENTION),
+            ("sdpa_cudnn", SDPBackend.CUDNN_ATTENTION),
+        ):
 
-            def run(at: Any = at) -> Any:
+            def run(at: Any = at, q: Any = q, k: Any = k, v: Any = v) -> Any:
                 with sdpa_kernel(at):
                     return sdpa(q, k, v, enable_gqa=True)
 
@@ -274,7 +292,12 @@ def host(into: Path) -> None:
             for _ in range(200):
                 run()
             samples.append((time.perf_counter() - began) / 200 * 1e6)
-        row = {"pass": "host", "candidate": name, "us": statistics.median(samples), "us_in_graph": replayed(run)}
+        row = {
+            "pass": "host",
+            "candidate": name,
+            "us": statistics.median(samples),
+            "us_in_graph": replayed(run),
+        }
         results.append(row)
         print(f"host {name}: {row['us']:.1f} us, in a graph {row['us_in_graph']:.2f} us", flush=True)
     write("measure", "host", PROTOCOL, results, into)

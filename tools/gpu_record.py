@@ -35,7 +35,10 @@ def environment() -> dict[str, Any]:
     query = "driver_version,clocks.sm,clocks.mem,power.limit,temperature.gpu"
     try:
         done = subprocess.run(
-            ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader"], capture_output=True, text=True, check=True
+            ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader"],
+            capture_output=True,
+            text=True,
+            check=True,
         )
         state = dict(zip(query.split(","), done.stdout.splitlines()[0].split(", "), strict=True))
     except (OSError, subprocess.CalledProcessError):

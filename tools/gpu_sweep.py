@@ -11,6 +11,7 @@ import multiprocessing
 import sys
 import time
 import traceback
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -65,8 +66,18 @@ def decode_structure(which: str, x: Any, lse: Any, options: dict[str, Any]) -> N
     q, k, v, out, lengths, table = x
     page = k.shape[2] if table is not None else 0
     problem = Problem(
-        "bfloat16", "cuda", q.shape[0], q.shape[1], k.shape[1], 1, k.shape[2] if table is None else page * table.shape[1],
-        q.shape[3], q.shape[3], "cached" if table is None else "paged", page=page, scale=q.shape[3] ** -0.5,
+        "bfloat16",
+        "cuda",
+        q.shape[0],
+        q.shape[1],
+        k.shape[1],
+        1,
+        k.shape[2] if table is None else page * table.shape[1],
+        q.shape[3],
+        q.shape[3],
+        "cached" if table is None else "paged",
+        page=page,
+        scale=q.shape[3] ** -0.5,
         num_splits=options["splits"],
     )
     launch._decode(problem, Tensors(q, k, v, lengths=lengths, block_table=table), out, lse)
@@ -118,24 +129,21 @@ def bench(run: Any) -> float:
     return do_bench(run, warmup=5, rep=30, return_mode="median")
 
 
-def reference(d: int, causal: bool, n: int, cache: dict[Any, Any] = {}) -> Any:
-    key = (d, causal, n)
-    if key not in cache:
-        cache.clear()
-        torch.manual_seed(0)
-        q, k, v, do = (torch.randn(shape(d, n), device="cuda", dtype=torch.bfloat16) for _ in range(4))
-        q.requires_grad_(), k.requires_grad_(), v.requires_grad_()
-        from torch.nn.attention import SDPBackend, sdpa_kernel
+@lru_cache(maxsize=1)
+def reference(d: int, causal: bool, n: int) -> Any:
+    torch.manual_seed(0)
+    q, k, v, do = (torch.randn(shape(d, n), device="cuda", dtype=torch.bfloat16) for _ in range(4))
+    q.requires_grad_(), k.requires_grad_(), v.requires_grad_()
+    from torch.nn.attention import SDPBackend, sdpa_kernel
 
-        with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
-            out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
-        grads = torch.autograd.grad(out, (q, k, v), do)
-        q, k, v, out = (x.detach() for x in (q, k, v, out))
-        problem, t = bind(q, k, v, Options(causal=causal))
-        got, lse = launch.forward(problem, t)
-        stats, _ = launch._stats(problem, t, got, lse, do, None, False)
-        cache[key] = (q, k, v, out, do, lse, stats, grads)
-    return cache[key]
+    with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+        out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
+    grads = torch.autograd.grad(out, (q, k, v), do)
+    q, k, v, out = (x.detach() for x in (q, k, v, out))
+    problem, t = bind(q, k, v, Options(causal=causal))
+    got, lse = launch.forward(problem, t)
+    stats, _ = launch._stats(problem, t, got, lse, do, None, False)
+    return q, k, v, out, do, lse, stats, grads
 
 
 def worst(a: Any, b: Any) -> float:
@@ -203,7 +211,7 @@ def time_decode(job: tuple[Any, ...]) -> tuple[float, float]:
         # a sequence's pages hold its keys of all heads: the same numbers as the dense cache
         k, v = (y.view(b, 8, n // page, page, 128).transpose(1, 2).reshape(-1, 8, page, 128) for y in (k, v))
     captured.clear()
-    launched, _ = structure(which, Config(*config), [q, k, v, out, lengths, table], lse, causal, exact, **options)
+    structure(which, Config(*config), [q, k, v, out, lengths, table], lse, causal, exact, **options)
     pairs = list(captured)
     for plan, arrays in pairs:
         preload(plan, arrays)
@@ -255,7 +263,13 @@ def show(rows: list[dict[str, Any]]) -> None:
         print(*key)
         for r in members[:5]:
             what = f"{r['tflops']:.0f} off {r['off']:.4f}" if "ms" in r else str(r.get("error"))[:80]
-            print("   ", r["job"][4], "exact" if r["job"][5] else "fused", what, r["resources"] if not isinstance(r["resources"], str) else "")
+            print(
+                "   ",
+                r["job"][4],
+                "exact" if r["job"][5] else "fused",
+                what,
+                r["resources"] if not isinstance(r["resources"], str) else "",
+            )
 
 
 if __name__ == "__main__":

@@ -46,7 +46,11 @@ def candidates_of_the_choice() -> list[Case]:
         if name in HEAVY:
             continue
         first = next(dtype for dtype in ORDER if dtype in variants)
-        chosen += [variants[dtype] for dtype in ORDER if dtype == first or (dtype in SECOND.get(name, ()) and dtype in variants)]
+        chosen += [
+            variants[dtype]
+            for dtype in ORDER
+            if dtype == first or (dtype in SECOND.get(name, ()) and dtype in variants)
+        ]
     return chosen
 
 
@@ -61,12 +65,21 @@ def measure() -> dict[str, object]:
         if verdict.status != suite.PASS:
             sys.exit(f"the correct kernel does not pass {case.id}: {verdict.reason}")
     killers = matrix.full_matrix(cases, tick=lambda name: print(name, file=sys.stderr, flush=True))
-    entries = [{"candidate": name, "case": case, "status": "KILLED"} for case, names in killers.items() for name in names]
+    entries = [
+        {"candidate": name, "case": case, "status": "KILLED"}
+        for case, names in killers.items()
+        for name in names
+    ]
     dead = {name for names in killers.values() for name in names}
     missing = [operator.name for operator in catalogue.OPERATORS if operator.name not in dead]
     entries += [{"candidate": name, "case": "", "status": "SURVIVED"} for name in missing]
-    protocol = {"mutant_set": catalogue.digest(), "mutants": len(catalogue.OPERATORS), "cases": len(cases), "seconds": cost,
-                "survivors": missing}
+    protocol = {
+        "mutant_set": catalogue.digest(),
+        "mutants": len(catalogue.OPERATORS),
+        "cases": len(cases),
+        "seconds": cost,
+        "survivors": missing,
+    }
     return records.record("kill-matrix", protocol, entries)
 
 
@@ -78,12 +91,19 @@ def choose(document: dict[str, object]) -> dict[str, object]:
             killers.setdefault(entry["case"], []).append(entry["candidate"])
     even = dict.fromkeys(killers, 1.0)
     known = {case.id: case for case in pool()}
-    plain = {case: names for case, names in killers.items() if case == matrix.GUARDS or not set(known[case].features) - PLAIN}
+    plain = {
+        case: names
+        for case, names in killers.items()
+        if case == matrix.GUARDS or not set(known[case].features) - PLAIN
+    }
     smoke = matrix.greedy(plain, even, share=0.97)
     smoke = matrix.greedy(killers, even, share=0.95, start=smoke)
     for name in catalogue.CLASSICS:
         if not any(name in killers[case] for case in smoke):
             smoke.append(next(case for case, names in killers.items() if name in names))
+    # strongest first, so that a self-test kills most mutants at once
+    first = matrix.greedy({case: killers[case] for case in smoke}, even)
+    smoke = [*first, *(case for case in smoke if case not in first)]
     standard = matrix.greedy(killers, even, times=3, start=smoke)
     seen = {(known[case].group, known[case].dtype) for case in standard}
     for case in pool():
@@ -92,13 +112,18 @@ def choose(document: dict[str, object]) -> dict[str, object]:
             seen.add((case.group, case.dtype))
             standard.append(case.id)
     order = list(known)
-    return {"mutant_set": document["protocol"]["mutant_set"],  # type: ignore[index]
-            "smoke": smoke, "standard": sorted(standard, key=order.index)}
+    return {
+        "mutant_set": document["protocol"]["mutant_set"],  # type: ignore[index]
+        "smoke": smoke,
+        "standard": sorted(standard, key=order.index),
+    }
 
 
 def main() -> None:
     """Run as a script."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("record", type=Path)
     parser.add_argument("--again", action="store_true")
     asked = parser.parse_args()

@@ -10,7 +10,7 @@ import numpy as np
 
 from .arrays import as_int32, device_type, dtype_name, is_torch, reshape_leading
 from .dtypes import NAMES
-from .errors import DtypeError, ShapeError, Unsupported, expected
+from .errors import DtypeError, ShapeError, expected
 
 if TYPE_CHECKING:
     from .problem import Problem
@@ -215,16 +215,10 @@ def rng(seed: Any, q: Any) -> Any:
     return pair
 
 
-def deterministic(x: Any, q: Any) -> bool:
-    """Asking for a backward that is not repeatable is refused while torch's deterministic mode is on."""
+def flag(name: str, x: Any) -> bool:
+    """True or False, and nothing that merely counts as one."""
     if not isinstance(x, (bool, np.bool_)):
-        raise DtypeError(expected("deterministic", "True or False", type(x).__name__))
-    if not x and is_torch(q):
-        import torch
-
-        if torch.are_deterministic_algorithms_enabled():
-            reason = "deterministic=False was asked for while torch.use_deterministic_algorithms is on"
-            raise Unsupported("attention", reason)
+        raise DtypeError(expected(name, "True or False", type(x).__name__))
     return bool(x)
 
 
@@ -273,7 +267,9 @@ def cumulative(name: str, cu: Any, tokens: int, q: Any, *, given: int | None, li
     if given is not None:
         given = _length(limit, given)
     if not host_known(cu):
-        return cu, int((cu[1:] - cu[:-1]).max()) if given is None else given
+        if given is None:
+            given = int((cu[1:] - cu[:-1]).max()) if cu.shape[0] > 1 else 0
+        return cu, given
     values = cu.tolist()
     if values[0] != 0:
         raise ShapeError(expected(name, "0 as its first entry", values[0]))
@@ -289,8 +285,13 @@ def cumulative(name: str, cu: Any, tokens: int, q: Any, *, given: int | None, li
     return cu, longest
 
 
+def _is_integer(x: Any) -> bool:
+    """An int of Python or NumPy, or a size that torch carries as a symbol while it compiles."""
+    return isinstance(x, (int, np.integer)) or type(x).__name__ == "SymInt"
+
+
 def _length(name: str, x: Any) -> int:
-    if is_torch(x) or isinstance(x, (bool, float)):
+    if isinstance(x, bool) or not _is_integer(x):
         raise DtypeError(
             expected(name, "a Python int (reading a tensor would wait for the device)", type(x).__name__)
         )

@@ -272,7 +272,7 @@ def _finish(tensors: Tensors, sizes: _Sizes, options: Options) -> Bound:
     q = tensors.q
     name = dtype_name(q)
     mask = as_mask(options.mask) & window(*checks.pair("window", options.window))
-    if options.causal:
+    if checks.flag("causal", options.causal):
         mask = mask & causal(align=options.align)
     elif options.align not in ("bottom_right", "top_left"):
         raise ShapeError(expected("align", "'bottom_right' or 'top_left'", repr(options.align)))
@@ -303,7 +303,7 @@ def _finish(tensors: Tensors, sizes: _Sizes, options: Options) -> Bound:
         has_alibi=tensors.alibi_slopes is not None,
         has_sink=tensors.sink is not None,
         dropout_p=dropout_p,
-        deterministic=checks.deterministic(options.deterministic, q),
+        deterministic=checks.flag("deterministic", options.deterministic),
     )
     return Bound(problem, tensors)
 

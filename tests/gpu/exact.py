@@ -10,7 +10,9 @@ import torch
 BOUNDS = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 
 
-def attention(q: Any, k: Any, v: Any, *, allowed: Any = None, bias: Any = None, scale: float | None = None) -> Any:
+def attention(
+    q: Any, k: Any, v: Any, *, allowed: Any = None, bias: Any = None, scale: float | None = None
+) -> Any:
     """out and lse in float64; ``allowed`` and ``bias`` broadcast to [B, H, M, N]; heads of k are repeated."""
     group = q.shape[1] // k.shape[1]
     k, v = (x.double().repeat_interleave(group, 1) for x in (k, v))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -108,7 +109,9 @@ def test_keys_with_a_huge_stride_are_read_right() -> None:
     got, right = (attention(q, *x, backend="triton") for x in (views, copies))
     assert torch.equal(got, right)
     for a, b in zip(
-        torch.autograd.grad(got, [q, *views], dout), torch.autograd.grad(right, [q, *copies], dout), strict=True
+        torch.autograd.grad(got, [q, *views], dout),
+        torch.autograd.grad(right, [q, *copies], dout),
+        strict=True,
     ):
         assert torch.equal(a, b)
 
@@ -121,7 +124,9 @@ def test_append_writes_only_the_addressed_rows() -> None:
     lengths = torch.tensor([9, 4000, 17, 2047], dtype=torch.int32, device="cuda")
     new = [randn(4, 3, 32, 128, dtype=FP16) for _ in range(2)]
     q = randn(4, 3, 32, 128, dtype=FP16)
-    attention_decode(q, k[1:], v[1:], lengths, k_new=new[0], v_new=new[1], layout="bmhd", causal=True, backend="triton")
+    attention_decode(
+        q, k[1:], v[1:], lengths, k_new=new[0], v_new=new[1], layout="bmhd", causal=True, backend="triton"
+    )
     for cache, rows in ((k, new[0]), (v, new[1])):
         for b, at in enumerate(lengths.tolist()):
             assert torch.equal(cache[b + 1, at : at + 3], rows[b])
@@ -183,7 +188,9 @@ def test_nothing_is_stored_past_the_last_row(m: int) -> None:
     taken = launch._empty_out
     launch._empty_out = lambda *_: inner
     try:
-        attention(randn(1, 4, m, 64, dtype=FP16), *(randn(1, 4, 50, 64, dtype=FP16) for _ in "kv"), backend="triton")
+        attention(
+            randn(1, 4, m, 64, dtype=FP16), *(randn(1, 4, 50, 64, dtype=FP16) for _ in "kv"), backend="triton"
+        )
     finally:
         launch._empty_out = taken
     assert torch.all(buffer[:, :100] == 7.0)
@@ -217,9 +224,11 @@ def test_cumulative_lengths_are_not_read_past_their_end() -> None:
     store = torch.full((64,), 2**31 - 1, dtype=torch.int32, device="cuda")
     store[:8] = torch.tensor(ends, dtype=torch.int32)
     x = [randn(28, 2, 32, dtype=FP16, grad=True) for _ in range(3)]
-    out = attention_varlen(*x, store[:8], store[:8], max_seqlen_q=512, max_seqlen_k=512, causal=True, backend="triton")
+    out = attention_varlen(
+        *x, store[:8], store[:8], max_seqlen_q=512, max_seqlen_k=512, causal=True, backend="triton"
+    )
     out.float().sum().backward()
-    for first, last in zip(ends, ends[1:], strict=False):
+    for first, last in pairwise(ends):
         q, k, v = (y[None, first:last].transpose(1, 2) for y in x)
         right, _ = exact.attention(q, k, v, allowed=exact.causal(last - first, last - first))
         exact.assert_near(out[first:last].transpose(0, 1)[None], right, FP16)

@@ -37,15 +37,7 @@ class Call:
     def __init__(self, target: Target, case: Case, arrays: dict[str, Array] | None = None) -> None:
         self.target, self.case = target, case
         x = draw(case) if arrays is None else arrays
-        dtypes = {
-            "keep": "bool",
-            "bias": case.bias_dtype or case.dtype,
-            "alibi_slopes": "float32",
-            "dlse": case_lse(case),
-        }
-        self.arrays = {
-            at: target.array(self._axes(at, part), dtypes.get(at, case.dtype)) for at, part in x.items()
-        }
+        self.arrays = {at: target.array(self._axes(at, part), case.dtype_of(at)) for at, part in x.items()}
 
     def _axes(self, at: str, x: Array) -> Array:
         """Canonical axes to those of the caller's layout."""
@@ -199,11 +191,6 @@ class Cache:
             for slot in range(-(-int(self.valid[b]) // case.page)):
                 pool[entries[b, slot]] = x[b, :, slot * case.page : (slot + 1) * case.page]
         return pool
-
-
-def case_lse(case: Case) -> str:
-    """Dtype of lse."""
-    return "float64" if case.dtype == "float64" else "float32"
 
 
 def mask_of(case: Case) -> Any:

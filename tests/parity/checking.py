@@ -9,7 +9,7 @@ import pytest
 
 import attnproof
 
-from .calls import Call, Result, case_lse
+from .calls import Call, Result
 from .problems import Array, Case
 from .targets import Target, kind_of, values
 from .tolerance import GRADIENTS, Allowed, assert_close, completed, expected, judge
@@ -74,7 +74,7 @@ def check_frame(case: Case, target: Target, result: Result) -> None:
     assert is_contiguous(result.out), "out is stored in the layout of q"
     if result.lse is not None:
         assert ((case.H, tokens) if packed else (case.B, case.H, case.M)) == tuple(result.lse.shape)
-        assert case_lse(case) == str(result.lse.dtype).removeprefix("torch.")
+        assert case.dtype_of("lse") == str(result.lse.dtype).removeprefix("torch.")
         assert is_contiguous(result.lse)
 
 

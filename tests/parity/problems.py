@@ -42,7 +42,9 @@ class Case:
     bias: str = ""
     bias_dtype: str = ""
     alibi: str = ""
+    alibi_dtype: str = "float32"
     sink: bool = False
+    sink_dtype: str = ""
     mask: str = ""  # prefix, prefixes, segments
     spread: float = 1.0  # standard deviation of q and k
 
@@ -54,6 +56,17 @@ class Case:
 
     def option(self, name: str, default: Any) -> Any:
         return self.options.get(name, default)
+
+    def dtype_of(self, at: str) -> str:
+        """Dtype of an array by argument name."""
+        dtypes = {
+            "keep": "bool",
+            "bias": self.bias_dtype or self.dtype,
+            "alibi_slopes": self.alibi_dtype,
+            "sink": self.sink_dtype or self.dtype,
+            "lse": "float64" if self.dtype == "float64" else "float32",
+        }
+        return dtypes.get("lse" if at == "dlse" else at, self.dtype)
 
     @property
     def differentiable(self) -> bool:
@@ -97,19 +110,16 @@ def draw(case: Case) -> dict[str, Array]:
         at: rng.standard_normal(shape) * (1 if at == "v" else case.spread) for at, shape in shapes.items()
     }
     made["dout"] = rng.standard_normal(out)
-    made = {at: representable(x, case.dtype) for at, x in made.items()}
-    made["dlse"] = representable(rng.standard_normal(lse), "float32")
+    made["dlse"] = rng.standard_normal(lse)
     if case.keep:
         made["keep"] = _keep(case, rng)
     if case.bias:
-        made["bias"] = representable(
-            rng.standard_normal(shape_of(case, case.bias)), case.bias_dtype or case.dtype
-        )
+        made["bias"] = rng.standard_normal(shape_of(case, case.bias))
     if case.alibi:
-        made["alibi_slopes"] = representable(rng.uniform(0.01, 0.5, shape_of(case, case.alibi)), "float32")
+        made["alibi_slopes"] = rng.uniform(0.01, 0.5, shape_of(case, case.alibi))
     if case.sink:
-        made["sink"] = representable(rng.standard_normal(case.H), case.dtype)
-    return made
+        made["sink"] = rng.standard_normal(case.H)
+    return {at: x if at == "keep" else representable(x, case.dtype_of(at)) for at, x in made.items()}
 
 
 def _keep(case: Case, rng: np.random.Generator) -> Array:
@@ -234,11 +244,16 @@ def _scores() -> list[Case]:
         Case("alibi of every sequence", alibi="BH"),
         Case("alibi, causal, more queries", M=40, N=23, alibi="H", options={"causal": True}),
         Case("alibi in bfloat16", dtype="bfloat16", alibi="BH"),
+        Case("alibi in float32 beside float64", dtype="float64", alibi="H"),
+        Case("alibi in float64", dtype="float64", alibi="H", alibi_dtype="float64"),
+        Case("alibi of every sequence in float64", dtype="float64", alibi="BH", alibi_dtype="float64"),
         Case("softcap", options={"softcap": 1.5}, spread=2),
         Case("softcap and bias", options={"softcap": 1.5}, bias="11MN"),
         Case("softcap in float16", dtype="float16", options={"softcap": 5.0}, spread=2),
         Case("sink", sink=True),
         Case("sink in bfloat16", dtype="bfloat16", sink=True),
+        Case("sink in float32 beside bfloat16", dtype="bfloat16", sink=True, sink_dtype="float32"),
+        Case("sink in float32 beside float64", dtype="float64", sink=True, sink_dtype="float32"),
         Case("sink and dead rows", sink=True, keep="11MN", dead=(0, 7), M=40, N=23, options={"causal": True}),
         Case("scale 0", options={"scale": 0.0, "causal": True}),
         Case("scale 0 under a mask", options={"scale": 0.0}, keep="11MN", dead=(1,)),

@@ -54,7 +54,8 @@ def test_key_heads_are_repeated_in_blocks_not_tiled(target: Target) -> None:
     """0, 0, 1, 1 and not 0, 1, 0, 1: jax-js#180."""
     v = np.array([0.0, 1.0]).reshape(1, 2, 1, 1) * np.ones((1, 2, 5, 8))
     q, k, _ = drawn(3, 5, H=4, Hkv=2, D=8)
-    assert [0.0, 0.0, 1.0, 1.0] == Attend(target)(q, k, v).out[0, :, 0, 0].tolist()
+    # an average of equal numbers is that number up to rounding; which number it is, is the question
+    assert [0.0, 0.0, 1.0, 1.0] == np.rint(Attend(target)(q, k, v).out[0, :, 0, 0]).tolist()
 
 
 @every_target

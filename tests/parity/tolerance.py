@@ -64,15 +64,9 @@ def judge(case: Case, x: dict[str, Array], half_operands: bool = False) -> dict[
     exact = attend(case, x, exact_policy(case.dtype), u, stored if stored > u else 0)
     eager = attend(case, x, eager_policy(case.dtype, half_operands))
     operands = ROUNDOFF[case.dtype] if half_operands and stored > u else 0.0
-    dtypes = {
-        "lse": compute,
-        "bias": case.bias_dtype or case.dtype,
-        "alibi_slopes": "float32",
-        "sink": case.dtype,
-    }
     made = {}
     for name, right in exact.items():
-        to = dtypes.get(name, case.dtype)
+        to = case.dtype_of(name)
         with np.errstate(all="ignore"):
             error = np.where(right.size > 0, np.abs(eager[name].value - right.value) / right.size, 0)
         worst = float(np.max(error, initial=0, where=np.isfinite(right.value)))
@@ -90,9 +84,8 @@ def held(case: Case, at: str, x: Array) -> Array:
     """Values as the case's dtypes hold them."""
     if x.dtype == bool:
         return x
-    dtypes = {"bias": case.bias_dtype or case.dtype, "alibi_slopes": "float32", "dlse": "float32"}
     with np.errstate(over="ignore"):
-        return representable(x, dtypes.get(at, case.dtype))
+        return representable(x, case.dtype_of(at))
 
 
 def completed(case: Case, x: dict[str, Array]) -> dict[str, Array]:

@@ -1,7 +1,5 @@
 """Every argument that makes no sense is refused with a message that names it, what was expected and what came."""
 
-# ruff: noqa: E501  a table of calls and messages reads line by line
-
 from __future__ import annotations
 
 import re
@@ -98,6 +96,8 @@ DTYPES: list[tuple[dict[str, Any], str]] = [
     ({"dropout_p": None}, "dropout_p: expected a number, got NoneType"),
     ({"dropout_p": 0.5, "seed": 1.5}, "seed: expected a NumPy array to match q, got float"),
     ({"deterministic": 1}, "deterministic: expected True or False, got int"),
+    ({"causal": "no"}, "causal: expected True or False, got str"),
+    ({"causal": np.zeros((5, 7))}, "causal: expected True or False, got ndarray"),
     ({"bias": 0.5}, "bias: expected a NumPy array to match q, got float"),
     ({"bias": zeros(5, 7, dtype=float)}, "bias: expected dtype float32, got float64"),
     ({"bias": zeros(5, 7, dtype=np.float16)}, "bias: expected dtype float32, got float16"),
@@ -273,6 +273,34 @@ class TestTorchArguments:
         }
         return attention(given.pop("q"), given.pop("k"), given.pop("v"), **given)
 
+    @staticmethod
+    def tensors(change: dict[str, Any]) -> dict[str, Any]:
+        import torch
+
+        return {at: torch.from_numpy(x) if isinstance(x, np.ndarray) else x for at, x in change.items()}
+
+    @pytest.mark.parametrize(("change", "message"), SHAPES, ids=name)
+    def test_a_size_or_range_is_checked_on_tensors_too(self, change: dict[str, Any], message: str) -> None:
+        """Also after a valid call of the same shapes, whose validation is remembered."""
+        self.call()
+        self.call(dropout_p=0.5)
+        for _ in range(2):
+            with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
+                self.call(**self.tensors(change))
+
+    @pytest.mark.parametrize(
+        ("change", "message"), [entry for entry in DTYPES if ">f4" not in entry[1]], ids=name
+    )
+    def test_a_dtype_or_kind_is_checked_on_tensors_too(self, change: dict[str, Any], message: str) -> None:
+        self.call()
+        self.call(dropout_p=0.5)
+        message = message.replace("a NumPy array to match", "a torch tensor to match").replace(
+            "ndarray", "Tensor"
+        )
+        for _ in range(2):
+            with pytest.raises(TypeError, match=f"^{re.escape(message)}$"):
+                self.call(**self.tensors(change))
+
     def test_arrays_and_tensors_are_not_mixed(self) -> None:
         for at, x in {"k": zeros(2, 2, 7, 8), "v": zeros(2, 2, 7, 6)}.items():
             with pytest.raises(TypeError, match=f"^{at}: expected the kind of q, got ndarray$"):
@@ -323,20 +351,6 @@ class TestTorchArguments:
             attention_varlen(q, k, k, torch.tensor([0.0, 9]), torch.tensor([0, 9]))
         with pytest.raises(ValueError, match=r"^cu_seqlens_q: expected at most 9 tokens, got 2147483647$"):
             attention_varlen(q, k, k, torch.tensor([0, 2**32 + 9]), torch.tensor([0, 9]))
-
-    def test_an_unrepeatable_backward_is_refused_in_deterministic_mode(self) -> None:
-        import torch
-
-        self.call(deterministic=False)
-        torch.use_deterministic_algorithms(True)
-        try:
-            self.call(deterministic=True)
-            with pytest.raises(
-                attnproof.Unsupported, match=r"^attention: deterministic=False was asked for while"
-            ):
-                self.call(deterministic=False)
-        finally:
-            torch.use_deterministic_algorithms(False)
 
     def test_a_seed_may_be_a_tensor(self) -> None:
         import torch

@@ -295,12 +295,11 @@ def test_on_a_device_what_does_not_fit_is_dropped(
 ) -> None:
     """Nobody waits for a device to hear that an append is too long: nothing may be written or read past the end."""
     torch = pytest.importorskip("torch")
-    from attnproof import cache, checks
+    from attnproof import checks
 
     x = {at: torch.from_numpy(part) for at, part in (paged(arrays()) if pages else arrays()).items()}
     table = torch.tensor([[5, 2, 4], [7, 0, 3]]) if pages else None
-    monkeypatch.setattr(checks, "_host_known", lambda x: False)
-    monkeypatch.setattr(cache, "_on_host", lambda x: False)
+    monkeypatch.setattr(checks, "host_known", lambda x: False)
     right = {at: x[at].clone() for at in ("k_cache", "v_cache")}
     append = plan(x["k_cache"], x["v_cache"], torch.tensor(lengths), x["k_new"], x["v_new"], table, "bhmd")
     append.write()
@@ -316,11 +315,10 @@ def test_on_a_device_what_does_not_fit_is_dropped(
 def test_on_a_device_a_page_that_does_not_exist_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
     """Above all not page 0 instead of it."""
     torch = pytest.importorskip("torch")
-    from attnproof import cache, checks
+    from attnproof import checks
 
     x = {at: torch.from_numpy(part) for at, part in paged(arrays()).items()}
-    monkeypatch.setattr(checks, "_host_known", lambda x: False)
-    monkeypatch.setattr(cache, "_on_host", lambda x: False)
+    monkeypatch.setattr(checks, "host_known", lambda x: False)
     for bad in (-1, 8, 2**40):
         table = torch.tensor([[5, bad, -1], [bad, bad, bad]])
         right = x["k_cache"].clone()

@@ -6,7 +6,7 @@ import pytest
 import attnproof
 from attnproof import ShapeError, Unsupported, attention, dispatch, explain
 from attnproof.backends import reference, streaming
-from attnproof.problem import Options, bind
+from attnproof.problem import Options, bind, bind_decode
 
 Q = np.zeros((1, 2, 3, 4), np.float32)
 PROBLEM = bind(Q, Q, Q, Options()).problem
@@ -95,14 +95,30 @@ def test_the_numpy_backend_says_where_tensors_must_be() -> None:
     assert reference.why_not(replace(PROBLEM, device="cuda")) is None
 
 
-def test_a_cache_has_no_backward() -> None:
-    """A backend would add to copies of pages and return zeros."""
-    from attnproof.problem import bind_decode
+@pytest.mark.parametrize("name", ["streaming", "reference"])
+def test_pages_have_no_backward(name: str) -> None:
+    """Pages are read through copies: a sum into a copy would come back as zeros."""
+    pages, table = Q.reshape(1, 2, 3, 4), np.array([[0]])
+    bound = bind_decode(Q, pages, pages, np.array([3]), table, Options())
+    with pytest.raises(Unsupported, match=f"^{name}: no gradient through pages, which sequences may share"):
+        dispatch.backward(dispatch.load(name), *bound, Q, Q[..., 0], Q, None, frozenset("k"))
 
-    bound = bind_decode(Q, Q, Q, np.array([3]), None, Options())
-    for name in ("streaming", "reference"):
-        with pytest.raises(Unsupported, match=f"^{name}: no gradient through a cache written in place"):
-            dispatch.backward(dispatch.load(name), *bound, Q, Q[..., 0], Q, None, frozenset("q"))
+
+@pytest.mark.parametrize("name", ["streaming", "reference"])
+def test_the_backward_of_a_cache_that_nobody_wrote_to_is_that_of_its_valid_part(name: str) -> None:
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.standard_normal((1, 2, n, 4)) for n in (3, 6, 6))
+    k[:, :, 5:], v[:, :, 5:] = np.nan, np.nan
+    backend = dispatch.load(name)
+    bound = bind_decode(q, k, v, np.array([5]), None, Options(causal=True))
+    out, lse = dispatch.forward(backend, *bound)
+    got = dispatch.backward(backend, *bound, out, lse, q, None, frozenset("qkv"))
+    valid = bind(q, k[:, :, :5], v[:, :, :5], Options(causal=True))
+    right = dispatch.backward(backend, *valid, out, lse, q, None, frozenset("qkv"))
+    assert right.dq.tolist() == got.dq.tolist()
+    for a, b in ((right.dk, got.dk), (right.dv, got.dv)):
+        assert a.tolist() == b[:, :, :5].tolist()
+        assert not b[:, :, 5:].any()
 
 
 def test_a_torch_backend_serves_numpy_arrays(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -107,7 +107,7 @@ def test_plan_for_an_mi50_names_the_engineers_budget() -> None:
 
 
 def test_plan_without_a_fitting_tile_says_so_and_fails() -> None:
-    result = call("plan", "--hardware", "rtx3090", "--d", "256")
+    result = call("plan", "--hardware", "t4", "--d", "512")
     assert result.exit_code == 1
     assert "nothing fits; nearest is" in result.output
 

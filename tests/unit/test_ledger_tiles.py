@@ -62,7 +62,7 @@ def test_too_much_shared_memory_is_refused_with_its_parts() -> None:
 
 def test_too_many_registers_are_refused_as_a_spill() -> None:
     refused = candidate(get("a100-40gb"), job(128), STYLES["mma"], Tile(128, 64, 4, 2)).refused
-    assert refused == "registers: about 348 a thread, 255 at most; it would spill"
+    assert refused == "registers: about 348 a thread, 255 at most; it would spill 93"
 
 
 def test_idle_warps_are_refused() -> None:
@@ -80,10 +80,6 @@ REPORTS = [
     ("a100-40gb", "mma", "forward", 256, 128, 32, 8, 2, True),
     ("a100-40gb", "mma", "dkdv", 128, 64, 64, 8, 1, False),
     ("a100-40gb", "mma", "dq", 128, 64, 32, 4, 1, False),
-    ("h200", "wgmma", "forward", 64, 128, 64, 4, 2, False),
-    ("h200", "wgmma", "forward", 128, 128, 64, 4, 2, True),
-    ("h200", "wgmma", "forward", 256, 128, 32, 8, 2, False),
-    ("h200", "wgmma", "dkdv", 128, 32, 64, 4, 1, False),
     ("h200", "specialised", "forward", 64, 192, 128, 12, 2, False),
     ("h200", "specialised", "forward", 128, 128, 128, 8, 2, False),
     ("h200", "specialised", "forward", 256, 128, 64, 8, 2, False),
@@ -104,7 +100,70 @@ REPORTS = [
 def test_the_register_estimate_predicts_whether_a_compiler_spilled(report) -> None:
     device, style, kernel, d, block_q, block_k, warps, stages, spills = report
     at = candidate(get(device), job(d, kernel), STYLES[style], Tile(block_q, block_k, warps, stages))
-    assert at.refused.startswith("registers") == spills
+    assert (at.spills > 0) == spills
+
+
+# what Triton's compiler reported for this project's kernels on sm_90 (Triton 3.9, fp16, loads through descriptors):
+# pass, head dim, block_q, block_k, warps, stages, registers, bytes spilled, bytes of shared memory
+OURS = [
+    ("forward", 64, 64, 128, 4, 1, 127, 0, 25600),
+    ("forward", 64, 128, 128, 8, 2, 155, 0, 82944),
+    ("forward", 64, 128, 64, 4, 1, 179, 0, 24584),
+    ("forward", 128, 64, 128, 4, 1, 168, 0, 50176),
+    ("forward", 128, 128, 128, 8, 2, 196, 0, 164864),
+    ("forward", 128, 128, 64, 8, 2, 142, 0, 98336),
+    ("forward", 128, 128, 64, 4, 1, 255, 72, 49160),
+    ("forward", 128, 64, 64, 4, 1, 128, 0, 32776),
+    ("forward", 256, 64, 128, 4, 1, 246, 0, 99328),
+    ("forward", 256, 64, 32, 4, 1, 191, 0, 49160),
+    ("forward", 256, 128, 64, 8, 2, 219, 0, 196640),
+    ("forward", 256, 128, 32, 8, 2, 195, 0, 131104),
+    ("dkdv", 64, 128, 64, 4, 2, 255, 128, 84000),
+    ("dkdv", 64, 64, 64, 4, 2, 197, 0, 50176),
+    ("dkdv", 128, 64, 64, 4, 2, 255, 168, 99328),
+    ("dkdv", 128, 64, 64, 8, 2, 246, 0, 99328),
+    ("dkdv", 128, 64, 128, 8, 2, 255, 32, 131616),
+    ("dkdv", 128, 32, 64, 4, 2, 255, 40, 65824),
+    ("dkdv", 256, 64, 64, 8, 2, 255, 472, 197632),
+    ("dkdv", 256, 32, 64, 8, 2, 255, 296, 131360),
+    ("dq", 64, 128, 64, 4, 2, 240, 0, 65552),
+    ("dq", 64, 64, 64, 4, 2, 125, 0, 50176),
+    ("dq", 128, 64, 64, 4, 2, 167, 0, 99328),
+    ("dq", 128, 128, 64, 8, 2, 167, 0, 131088),
+    ("dq", 128, 64, 32, 4, 2, 128, 0, 65552),
+    ("dq", 256, 64, 64, 4, 2, 255, 0, 197632),
+]
+
+
+@pytest.mark.parametrize("row", OURS, ids=lambda r: f"{r[0]} D={r[1]} {r[2]}x{r[3]} w{r[4]} s{r[5]}")
+def test_the_estimates_for_our_own_kernels_match_the_compilers_report(row) -> None:
+    """Registers, spilled ones counted, within a fifth; shared memory within 2%."""
+    kernel, d, block_q, block_k, warps, stages, registers, spilled, shared = row
+    at = candidate(get("h200"), job(d, kernel), STYLES["wgmma"], Tile(block_q, block_k, warps, stages))
+    assert abs(at.registers - (registers + spilled // 4)) <= 0.2 * (registers + spilled // 4)
+    assert abs(at.shared_bytes - shared) <= max(0.02 * shared, 1 * KIB)
+
+
+# fastest on an H200 by the tuner, plain Triton kernels, N = 8192, nothing masked
+TUNED = [
+    ("forward", 64, Tile(64, 128, 4, 1)),
+    ("forward", 128, Tile(64, 128, 4, 1)),
+    ("forward", 256, Tile(64, 128, 4, 1)),
+    ("dkdv", 64, Tile(128, 64, 4, 2)),
+    ("dkdv", 128, Tile(64, 64, 4, 2)),
+    ("dkdv", 256, Tile(64, 64, 8, 2)),
+    ("dq", 64, Tile(128, 64, 4, 3)),
+    ("dq", 128, Tile(64, 64, 4, 2)),
+    ("dq", 256, Tile(64, 64, 4, 2)),
+]
+
+
+@pytest.mark.parametrize("row", TUNED, ids=lambda r: f"{r[0]} D={r[1]}")
+def test_the_tile_that_the_tuner_chose_is_within_a_tenth_of_the_planners_first_choice(row) -> None:
+    kernel, d, tuned = row
+    found = plan(get("h200"), job(d, kernel, length=8192), STYLES["wgmma"])
+    measured = next(c for c in found.fitting if c.tile == tuned)
+    assert measured.seconds <= 1.1 * found.fitting[0].seconds
 
 
 # VGPRs that the compiler reported for a dot2 kernel, gfx906: block_q, block_k, D, waves -> VGPRs, LDS bytes
@@ -173,12 +232,15 @@ def test_eight_rows_a_thread_cost_the_dot2_kernel_its_shared_memory_time() -> No
     assert eight.terms["shared"] > 1.3 * four.terms["shared"]
 
 
-def test_where_nothing_fits_the_plan_names_the_tile_that_spills_least() -> None:
-    found = plan(get("rtx3090"), job(256))
+@pytest.mark.parametrize(
+    ("name", "d", "why"), [("t4", 512, "shared memory"), ("a100-40gb", 512, "registers")]
+)
+def test_where_nothing_fits_the_plan_names_the_nearest_tile(name, d, why) -> None:
+    found = plan(get(name), job(d))
     assert found.best is None
     closest = found.closest
     assert closest is not None
-    assert closest.refused.startswith("registers")
+    assert closest.refused.startswith(why)
 
 
 def test_a_backward_at_d_256_on_an_h200_splits_the_work_between_warpgroups() -> None:

@@ -105,13 +105,20 @@ def test_a_dense_call_matches_the_reference(shape: tuple[int, ...], options: Any
         keep = torch.rand(B, 1, M, N) > 0.3
         options = {**options, "bias": randn(H, M, 1), "alibi_slopes": torch.rand(H), "sink": randn(H)}
         options["mask"] = options["mask"] & keep if "mask" in options else keep
-    assert_matches_the_reference(bind(randn(B, H, M, D), randn(B, Hkv, N, D), randn(B, Hkv, N, Dv), Options(**options)))
+    assert_matches_the_reference(
+        bind(randn(B, H, M, D), randn(B, Hkv, N, D), randn(B, Hkv, N, Dv), Options(**options))
+    )
 
 
 def test_any_cut_into_chunks_gives_the_same(cut: str) -> None:
     """A chunk that starts in the middle must count its rows from the sequence's start: mask, alibi and dropout do."""
     options = Options(
-        causal=True, window=(4, -1), bias=randn(3, 4, 9, 1), alibi_slopes=torch.rand(3, 4), dropout_p=0.4, seed=(5, 9)
+        causal=True,
+        window=(4, -1),
+        bias=randn(3, 4, 9, 1),
+        alibi_slopes=torch.rand(3, 4),
+        dropout_p=0.4,
+        seed=(5, 9),
     )
     assert_matches_the_reference(bind(randn(3, 4, 9, 8), randn(3, 2, 11, 8), randn(3, 2, 11, 6), options))
 
@@ -145,7 +152,9 @@ def test_a_packed_call_in_small_chunks_matches_the_reference(cut: str) -> None:
     """A chunk of a packed sequence starts at its own row, not at the token's number."""
     cu_q, cu_k = torch.tensor([0, 4, 9]), torch.tensor([0, 6, 13])
     options = Options(causal=True, dropout_p=0.3, seed=3)
-    assert_matches_the_reference(bind_varlen(randn(9, 4, 8), randn(13, 2, 8), randn(13, 2, 5), cu_q, cu_k, 5, 7, options))
+    assert_matches_the_reference(
+        bind_varlen(randn(9, 4, 8), randn(13, 2, 8), randn(13, 2, 5), cu_q, cu_k, 5, 7, options)
+    )
 
 
 @pytest.mark.parametrize("options", [{}, {"causal": True}, {"window": (2, 1), "softcap": 1.5}], ids=str)
@@ -262,11 +271,15 @@ def test_nothing_of_size_m_times_n_is_made(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(blocks, "BUDGET", 2**13)
     M = N = 256
     tensors = (torch.randn(1, 2, M, 8) for _ in range(3))
-    options = Options(causal=True, mask=torch.rand(1, N) > 0.1, alibi_slopes=torch.rand(2), dropout_p=0.2, seed=1)
+    options = Options(
+        causal=True, mask=torch.rand(1, N) > 0.1, alibi_slopes=torch.rand(2), dropout_p=0.2, seed=1
+    )
     problem, bound = bind(*tensors, options)
     with Largest() as largest:
         out, lse = math.forward(problem, bound)
-        math.backward(problem, bound, out, lse, torch.randn_like(out), torch.randn_like(lse), frozenset("qkv"))
+        math.backward(
+            problem, bound, out, lse, torch.randn_like(out), torch.randn_like(lse), frozenset("qkv")
+        )
     # dropout words take four keys at a time and are stacked as int64, so a chunk may round up by a few keys
     rows = 2**13 // (2 * N)
     assert largest.elements <= 2**13 + 2 * rows * 4

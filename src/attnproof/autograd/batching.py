@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..problem import Tensors
+from ..problem import GRADIENTS, Tensors
 
 Call = Callable[..., Sequence[Tensor]]
 
@@ -42,15 +42,18 @@ def backward(call: Call, info: Any, in_dims: Sequence[int | None], *args: Any) -
     moved = _to_front(arrays, in_dims)
     flags = [dim is not None for dim in in_dims[:stop]]
     tensors, mapped = Tensors(*moved[:_COUNT]), Tensors(*flags[:_COUNT])
-    dims = (0,) * len(needs)
+    dims = tuple(0 if name in needs else None for name in GRADIENTS)
     if not _folds(tensors, mapped, settings, needs):
         results = [call(*at, *settings, args[-1]) for at in _samples(size, moved, flags)]
-        return tuple(torch.stack(parts) for parts in zip(*results, strict=True)), dims
+        columns = zip(dims, zip(*results, strict=True), strict=True)
+        return tuple(parts[0] if dim is None else torch.stack(parts) for dim, parts in columns), dims
     folded = _fold(tensors, mapped, size, apart=needs)
     given = [_fold_rows(x, flag, size) for x, flag in zip(moved[_COUNT:], flags[_COUNT:], strict=True)]
     grads = call(*folded, *given, *settings, args[-1])
-    found = {name: _unfold(x, size) for name, x in zip(needs, grads, strict=True)}
-    return tuple(_gather(x, getattr(tensors, name), getattr(mapped, name)) for name, x in found.items()), dims
+    return tuple(
+        _gather(_unfold(x, size), getattr(tensors, name), getattr(mapped, name)) if name in needs else x
+        for name, x in zip(GRADIENTS, grads, strict=True)
+    ), dims
 
 
 def _to_front(arrays: Sequence[Any], in_dims: Sequence[int | None]) -> list[Any]:

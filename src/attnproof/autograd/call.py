@@ -53,7 +53,7 @@ def run(
 ) -> tuple[Tensor, Tensor]:
     """``call``, when nothing is being compiled."""
     device = arrays[0].device.type
-    if torch.is_autocast_enabled(device):
+    if device != "meta" and torch.is_autocast_enabled(device):
         arrays, options = _autocast(device, arrays, options)
     backend, problem, tensors = _bound(kind, arrays, options)
     if before is not None:
@@ -108,7 +108,7 @@ def _structure(kind: str, arrays: tuple[Any, ...], options: Options) -> Any:
         return None
     if type(causal) is not bool or type(window) is not tuple:
         return None
-    types = (type(softcap), type(scale), type(dropout_p), *map(type, window))
+    types = (type(softcap), type(scale), type(dropout_p), type(options.deterministic), *map(type, window))
     extras: list[Any] = []
     if rest:
         extras += map(_described_index, rest)

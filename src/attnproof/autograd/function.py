@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C._functorch import is_legacy_batchedtensor
 from torch.autograd import forward_ad
 
 from .. import dispatch
@@ -26,9 +27,7 @@ def attend(backend: Backend, problem: Problem, tensors: Tensors) -> tuple[Tensor
 
         return differentiable(problem, tensors)
     if tensors.q.is_meta or not _plain(tensors):
-        operator: Any = torch.ops.attnproof.forward
-        run = transforms.call(transforms.Forward) if _transforming() else operator
-        return run(*tensors, *operators.settings_of(backend.name, problem))
+        return transforms.forward()(*tensors, *operators.settings_of(backend.name, problem))
     if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors):
         # an argument of a Function costs time whatever it is: what is None at the end is left out
         count = len(tensors)
@@ -41,22 +40,22 @@ def attend(backend: Backend, problem: Problem, tensors: Tensors) -> tuple[Tensor
 def _plain(tensors: tuple[Any, ...]) -> bool:
     """Whether this is an ordinary call: nobody is tracing, transforming or watching operators."""
     return (
-        not _transforming()
+        not transforms.active()
         and not torch._C._len_torch_dispatch_stack()
         and PLAIN.issuperset(map(type, tensors))
     )
 
 
-def _transforming() -> bool:
-    """Whether a ``torch.func`` transform is active."""
-    return torch._C._are_functorch_transforms_active()
+def _batched(x: Any) -> bool:
+    """Whether ``torch.autograd.grad(is_grads_batched=True)`` maps over this gradient, with its own, older vmap."""
+    return x is not None and is_legacy_batchedtensor(x)
 
 
 def _forward_mode(tensors: Tensors) -> bool:
     """Whether tangents are being pushed forward: kernels have no rule for that, plain operations do."""
     if getattr(forward_ad, "_current_level", -1) < 0:
         return False
-    if _transforming():
+    if transforms.active():
         return True
     return any(x is not None and forward_ad.unpack_dual(x).tangent is not None for x in tensors)
 
@@ -81,13 +80,10 @@ class _Attention(torch.autograd.Function):
         backend, problem, tensors = ctx.backend, ctx.problem, Tensors(*arrays)
         flags = dict(zip(Tensors._fields, ctx.needs_input_grad[2:], strict=False))
         needs = [name for name in GRADIENTS if flags.get(name)]
-        if torch.is_grad_enabled() or not _plain(grads):
+        if torch.is_grad_enabled() or not _plain(grads) or _batched(dout) or _batched(dlse):
             # somebody will differentiate this gradient, or maps over many of them
             settings = operators.settings_of(backend.name, problem)
-            again = transforms.call(transforms.Backward)
-            found = again(*tensors, out, lse, dout, dlse, *settings, ",".join(needs))
+            found = transforms.backward()(*tensors, out, lse, dout, dlse, *settings, ",".join(needs))
         else:
-            all_six = operators.run_backward(backend, problem, tensors, out, lse, dout, dlse, needs)
-            found = [x for x in all_six if x is not None]
-        by_name: dict[str, Any] = dict(zip(needs, found, strict=True))
-        return (None, None, *(by_name.get(name) for name in Tensors._fields[: len(arrays)]))
+            found = operators.run_backward(backend, problem, tensors, out, lse, dout, dlse, needs)
+        return (None, None, *operators.pick(found, needs)[: len(arrays)])

@@ -7,6 +7,7 @@ tensors. Results have the shapes, strides and dtypes that the fake kernels annou
     lse                  contiguous
     dq, dk, dv           like q, k, v, stored in the caller's layout
     other gradients      of the shape and dtype of their input, contiguous
+    what is not needed   an empty tensor
 
 ``backward`` is differentiable as well, through ``backends.math.differentiable``: the slow path to higher orders.
 """
@@ -55,7 +56,8 @@ _GIVEN = "Tensor out, Tensor lse, Tensor? dout, Tensor? dlse"
 LIBRARY = torch.library.Library("attnproof", "FRAGMENT")
 LIBRARY.define(f"forward({_TENSORS}, {_SETTINGS}) -> (Tensor, Tensor)", tags=(torch.Tag.pt2_compliant_tag,))
 LIBRARY.define(
-    f"backward({_TENSORS}, {_GIVEN}, {_SETTINGS}, str needs) -> Tensor[]", tags=(torch.Tag.pt2_compliant_tag,)
+    f"backward({_TENSORS}, {_GIVEN}, {_SETTINGS}, str needs) -> ({', '.join(['Tensor'] * len(GRADIENTS))})",
+    tags=(torch.Tag.pt2_compliant_tag,),
 )
 
 _COUNT, _GIVEN_COUNT, _SETTINGS_COUNT = len(Tensors._fields), 4, len(Settings._fields)
@@ -107,6 +109,12 @@ def needed(flags: Sequence[bool]) -> tuple[str, ...]:
     """Names of the inputs whose gradient is asked for, from flags in the order of ``Tensors``."""
     by_name = dict(zip(Tensors._fields, flags, strict=True))
     return tuple(name for name in GRADIENTS if by_name[name])
+
+
+def pick(grads: Sequence[Any], needs: Sequence[str]) -> tuple[Any, ...]:
+    """Gradients in the order of ``GRADIENTS`` as gradients in the order of ``Tensors``, None where not needed."""
+    by_name: dict[str, Any] = dict(zip(GRADIENTS, grads, strict=True))
+    return tuple(by_name[name] if name in needs else None for name in Tensors._fields)
 
 
 def run_backward(
@@ -199,19 +207,27 @@ def _forward_fake(*args: Any) -> tuple[Tensor, Tensor]:
     return _new(tensors.q, shape, s, rows=True), lse
 
 
-def _backward(*args: Any) -> list[Tensor]:
+def _backward(*args: Any) -> tuple[Tensor, ...]:
     tensors, given, s, needs = _split_backward(args)
     problem = problem_of(tensors, s)
     out, lse, dout, dlse = given
     grads = run_backward(dispatch.load(s.backend), problem, tensors, out, lse, dout, dlse, needs)
     by_name: dict[str, Tensor] = dict(zip(GRADIENTS, grads, strict=True))
-    return [_settled(by_name[name], getattr(tensors, name), s, rows=name in "qkv") for name in needs]
+    return tuple(
+        _settled(by_name[name], tensors.q, s, rows=name in "qkv") if name in needs else tensors.q.new_empty(0)
+        for name in GRADIENTS
+    )
 
 
-def _backward_fake(*args: Any) -> list[Tensor]:
+def _backward_fake(*args: Any) -> tuple[Tensor, ...]:
     tensors, _, s, needs = _split_backward(args)
-    inputs = [(name, getattr(tensors, name)) for name in needs]
-    return [_new(x, x.shape, s, rows=name in "qkv") for name, x in inputs]
+    inputs = {name: getattr(tensors, name) for name in needs}
+    return tuple(
+        _new(inputs[name], inputs[name].shape, s, rows=name in "qkv")
+        if name in needs
+        else tensors.q.new_empty(0)
+        for name in GRADIENTS
+    )
 
 
 def save_forward(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -231,8 +247,7 @@ def first_order(
     *arrays, out, lse = ctx.saved_tensors
     needs = needed(ctx.needs_input_grad[:_COUNT])
     grads = call(*arrays, out, lse, dout, dlse, *ctx.settings, ",".join(needs))
-    by_name = dict(zip(needs, grads, strict=True))
-    return tuple(by_name.get(name) for name in Tensors._fields) + rest
+    return pick(grads, needs) + rest
 
 
 _VARIABLES = (*Tensors._fields, "out", "lse", "dout", "dlse")
@@ -245,7 +260,7 @@ def save_backward(ctx: Any, inputs: tuple[Any, ...], output: Sequence[Tensor]) -
     ctx.set_materialize_grads(False)
 
 
-def second_order(ctx: Any, grads: Sequence[Tensor | None]) -> tuple[Any, ...]:
+def second_order(ctx: Any, *grads: Tensor | None) -> tuple[Any, ...]:
     """The gradient of ``backward``: the whole call again in plain operations, which torch differentiates twice.
 
     What ``backward`` returns depends on q, k, v and the other inputs directly; out and lse are functions of them and
@@ -259,8 +274,9 @@ def second_order(ctx: Any, grads: Sequence[Tensor | None]) -> tuple[Any, ...]:
         return _first_order_again(ctx.settings, {**values, **changed}, ctx.needs)
 
     results, pull = _pullback(firsts, {name: values[name] for name in wanted})
-    given = [torch.zeros_like(y) if g is None else g for y, g in zip(results, grads, strict=True)]
-    (found,) = pull(given)
+    by_name = dict(zip(GRADIENTS, grads, strict=True))
+    given = [by_name[name] for name in ctx.needs]
+    (found,) = pull([torch.zeros_like(y) if g is None else g for y, g in zip(results, given, strict=True)])
     return tuple(found.get(name) for name in _VARIABLES) + (None,) * (_SETTINGS_COUNT + 1)
 
 
@@ -294,8 +310,7 @@ def _vmap_forward(info: Any, in_dims: Sequence[int | None], *args: Any) -> tuple
 
 
 def _vmap_backward(info: Any, in_dims: Sequence[int | None], *args: Any) -> tuple[Any, Any]:
-    grads, dims = batching.backward(torch.ops.attnproof.backward, info, in_dims, *args)
-    return list(grads), list(dims)
+    return batching.backward(torch.ops.attnproof.backward, info, in_dims, *args)
 
 
 LIBRARY.impl("forward", _forward, "CompositeExplicitAutograd")

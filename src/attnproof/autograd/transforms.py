@@ -1,4 +1,4 @@
-"""The operators as ``autograd.Function`` pairs, for ``torch.func`` transforms and for gradients of gradients.
+"""The operators as ``autograd.Function`` pairs, for ``torch.func`` transforms.
 
 An operator's own autograd formula serves one level of differentiation. Transforms nest (vmap of grad of vmap), and for
 that torch has this form: forward without a context, ``setup_context``, and a rule for vmap.
@@ -15,8 +15,23 @@ from torch import Tensor
 from . import batching, operators
 
 
-def call(function: Any) -> Callable[..., Any]:
-    """``function.apply``, whose type torch leaves open."""
+def active() -> bool:
+    """Whether a ``torch.func`` transform is."""
+    return torch._C._are_functorch_transforms_active()
+
+
+def forward() -> Callable[..., Any]:
+    """``attnproof::forward`` in the form that is needed now."""
+    return _apply(Forward) if active() else torch.ops.attnproof.forward
+
+
+def backward() -> Callable[..., Any]:
+    """``attnproof::backward`` in the form that is needed now."""
+    return _apply(Backward) if active() else torch.ops.attnproof.backward
+
+
+def _apply(function: Any) -> Callable[..., Any]:
+    # torch leaves its type open
     return function.apply
 
 
@@ -31,11 +46,11 @@ class Forward(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:  # noqa: D102
-        return operators.first_order(call(Backward), ctx, *grads)
+        return operators.first_order(_apply(Backward), ctx, *grads)
 
     @staticmethod
     def vmap(info: Any, in_dims: Sequence[int | None], *args: Any) -> tuple[Any, Any]:  # noqa: D102
-        return batching.forward(call(Forward), info, in_dims, *args)
+        return batching.forward(_apply(Forward), info, in_dims, *args)
 
 
 class Backward(torch.autograd.Function):
@@ -43,14 +58,14 @@ class Backward(torch.autograd.Function):
 
     @staticmethod
     def forward(*args: Any) -> tuple[Tensor, ...]:  # noqa: D102
-        return tuple(torch.ops.attnproof.backward(*args))
+        return torch.ops.attnproof.backward(*args)  # type: ignore[no-any-return]
 
     setup_context = staticmethod(operators.save_backward)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:  # noqa: D102
-        return operators.second_order(ctx, grads)
+        return operators.second_order(ctx, *grads)
 
     @staticmethod
     def vmap(info: Any, in_dims: Sequence[int | None], *args: Any) -> tuple[Any, Any]:  # noqa: D102
-        return batching.backward(call(Backward), info, in_dims, *args)
+        return batching.backward(_apply(Backward), info, in_dims, *args)

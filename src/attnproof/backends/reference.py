@@ -23,6 +23,7 @@ import numpy.typing as npt
 
 from .. import philox, scores
 from ..dtypes import narrow, storage_dtype, widen
+from ..errors import Unsupported
 from ..problem import GRADIENTS, Grads, Problem, Tensors
 from ..rows import Sequence, empty_like_rows, sequences
 
@@ -88,6 +89,10 @@ def backward(
     needs: frozenset[str],
 ) -> Grads:
     """See ``backends.Backend``; P is materialised again, ``out`` and ``lse`` are not used."""
+    if problem.rows == "paged":
+        raise Unsupported(
+            name, "no gradient through pages, which sequences may share; use dense or packed keys"
+        )
     full = tensors.expand(problem)
     shapes = (
         (*problem.out_shape[:-1], problem.D),

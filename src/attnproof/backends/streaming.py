@@ -26,6 +26,7 @@ import numpy.typing as npt
 
 from .. import online_softmax, philox, scores
 from ..dtypes import compute_dtype, narrow, storage_dtype, widen
+from ..errors import Unsupported
 from ..masks import FULL, SKIP, classify
 from ..online_softmax import State
 from ..problem import Grads, Problem, Tensors
@@ -286,6 +287,10 @@ def backward(
     block_n: int = BLOCK_N,
 ) -> Grads:
     """See ``backends.Backend``. Gradients that were not asked for are neither computed nor allocated."""
+    if problem.rows == "paged":
+        raise Unsupported(
+            name, "no gradient through pages, which sequences may share; use dense or packed keys"
+        )
     sums = _Sums.zeros(problem, tensors, needs)
     with np.errstate(all="ignore"):
         for head in _heads(problem, tensors):

@@ -245,7 +245,7 @@ def _tile_row(each: Candidate) -> list[str]:
         str(each.tile),
         duration(each.seconds),
         size(each.shared_bytes),
-        str(each.registers),
+        f"{each.registers}{f' ({each.spills} spill)' if each.spills else ''}",
         str(each.resident),
         *(f"{clocks:.0f}" for clocks in (terms["products"], softmax, terms["shared"])),
     ]
@@ -257,6 +257,7 @@ def candidate_data(each: Candidate) -> dict[str, Any]:
         "tile": vars(each.tile),
         "shared": dict(each.shared),
         "registers": each.registers,
+        "spills": each.spills,
         "resident": each.resident,
         "refused": each.refused,
         "terms": dict(each.terms),

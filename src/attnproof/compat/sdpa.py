@@ -3,7 +3,7 @@
 Where torch's conventions differ from the core's, they hold here: ``is_causal`` is top-left, and there may be more
 or fewer leading axes. What differs from torch, on purpose:
 
-- ``attn_mask`` and ``is_causal`` together: both apply (torch documents an error, and its CPU path does the same).
+- ``attn_mask`` and ``is_causal`` together: both apply (torch documents an error, and raises it on some paths).
 - A query that sees no key gives zeros in every dtype and on every device, and its gradients are zero.
 - Fewer key than query heads need ``enable_gqa=True``; one key head is not silently shared by all.
 - k and v have the same number of heads.

@@ -172,7 +172,9 @@ def backward_products(call: Call, gemm: tuple[int, int] | None, scaled: bool) ->
         "dv", call, (dout, _k(call, "dv", dv, write=True)), reads=("p",), gemm=gemm, flop_per_pair=2 * dv
     )
     yield Product("dp", call, (dout, _k(call, v, dv)), writes=("dp",), gemm=gemm, flop_per_pair=2 * dv)
-    yield Product("softmax backward", call, (), reads=("p", "dp"), writes=("ds",), vector_per_pair=4)
+    # torch multiplies into a buffer of its own first, and hands that and p to the softmax kernel
+    yield Product("dp times p", call, (), reads=("dp", "p"), writes=("dp p",), vector_per_pair=1)
+    yield Product("softmax backward", call, (), reads=("dp p", "p"), writes=("ds",), vector_per_pair=3)
     if masked(call):
         yield Product(
             "mask backward", call, (), reads=("ds",), writes=("ds",), shared=("mask",), vector_per_pair=1

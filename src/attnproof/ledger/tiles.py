@@ -3,7 +3,7 @@
 A tile is `block_q` x `block_k` pairs. What must fit depends on where a kind of kernel keeps its operands:
 
     style        devices               q          k, v                 p          who shares the rows
-    mma          sm_70 to sm_89        registers  shared, stages deep  registers  warps of 16 rows
+    mma          sm_70 to sm_89        both       shared, one behind   registers  warps of 16 rows
     specialised  sm_90 (Gluon)         shared     shared, stages deep  registers  warpgroups of 64, a producer
     split        sm_90, dk dv, D > 128 shared     shared, stages deep  both       two warpgroups share 64 rows
     wgmma        sm_100, plain Triton  shared     shared, stages deep  registers  warpgroups of 64
@@ -11,13 +11,15 @@ A tile is `block_q` x `block_k` pairs. What must fit depends on where a kind of 
     dot2         AMD without           shared     one shared buffer    shared     all threads of the block
 
 Registers of a thread are accumulators, scores, half-size probabilities, the resident operand, and what
-compilers add (`Style.overhead`, `factor`, fitted to their reports; tests hold the fit). Clocks of a tile are
+compilers add (`Style`, fitted to their reports; tests hold the fit). Up to 64 of them may spill, at a price: the
+tiles that measured fastest on an H200 do. Clocks of a tile are
 
     max(products, softmax, shared) + min(products, softmax) * 0.6 / groups + 120      softmax = exp + vector
 
 because a group's softmax hides behind another group's products: with one group little overlaps, with three
-most does. The factor is calibrated on forward kernels measured on one H200 (D = 64, 128, 256); elsewhere it
-is extrapolated.
+most does. Groups are warpgroups where a kernel lets them run apart, and whole blocks where the compiler waits for
+each product. The factor is calibrated on forward kernels measured on one H200 (D = 64, 128, 256); elsewhere it is
+extrapolated.
 """
 
 from __future__ import annotations
@@ -42,6 +44,7 @@ PAD = 16  # bytes added to each row in shared memory by the dot2 kernels, so tha
 BARRIERS = 1 * KIB  # mbarriers and tile counters of a specialised kernel, rounded up
 PRODUCER_REGISTERS = 24  # of each thread of the producer warpgroup, after it gave the others away
 UNOVERLAPPED = 0.6  # share of the smaller of products and softmax that one group alone cannot hide
+SPILLS = 64  # registers of a thread that may spill before a tile is refused
 TILE = 120  # clocks of barriers, row reductions and loop control that every tile costs
 LATENCY = 700  # clocks from asking memory for a tile until it is there, where nothing hides it
 
@@ -51,10 +54,13 @@ class Style:
     """How a kind of kernel spends registers and shared memory; see the table above.
 
     Attributes:
-        overhead: registers of a thread besides what the tile needs.
+        overhead: registers of a thread besides what the tile needs; `backward_overhead` if it differs there.
         factor: registers used per register that the tile needs.
         rows: query (or key) rows that one warp works on at least.
         persistent: one block stays on each unit and takes tile after tile.
+        staged: more registers of a forward kernel with several stages; `tall`: of one with several row tiles a warp.
+        half: share of the half-size probabilities that is not put in the place of the scores.
+        waits: the compiler waits for each product, so only other blocks overlap.
     """
 
     name: str
@@ -65,13 +71,32 @@ class Style:
     persistent: bool
     stages: tuple[int, ...]
     warps: tuple[int, ...]
+    backward_overhead: int = 0
+    staged: int = 0
+    tall: int = 0
+    half: float = 1.0
+    waits: bool = False
     outer: tuple[int, ...] = (16, 32, 64, 128, 256)
     inner: tuple[int, ...] = (16, 32, 64, 128, 256)
 
 
 STYLES: Mapping[str, Style] = {
     "mma": Style("mma", 60, 1.0, 16, True, False, (1, 2, 3), (4, 8)),
-    "wgmma": Style("wgmma", 72, 1.0, 16, False, False, (1, 2, 3), (4, 8)),
+    "wgmma": Style(
+        "wgmma",
+        24,
+        1.0,
+        16,
+        False,
+        False,
+        (1, 2, 3),
+        (4, 8),
+        backward_overhead=36,
+        staged=24,
+        tall=32,
+        half=0.5,
+        waits=True,
+    ),
     "specialised": Style("specialised", 32, 1.0, 16, False, True, (1, 2, 3), (8, 12), outer=(128, 192)),
     "split": Style("split", 32, 1.0, 8, False, True, (1, 2), (8,), outer=(64,)),
     "mfma": Style("mfma", 160, 1.0, 16, True, False, (1,), (4, 8)),
@@ -138,7 +163,7 @@ class Candidate:
 
     Attributes:
         shared: bytes of shared memory by buffer.
-        registers: of one thread, estimated.
+        registers: of one thread, estimated; `spills` of them have no place.
         resident: blocks that a unit holds at once, 0 if none.
         refused: why it does not fit, empty if it does.
         terms: clocks of one tile on one unit by resource.
@@ -148,6 +173,7 @@ class Candidate:
     tile: Tile
     shared: Mapping[str, int]
     registers: int
+    spills: int
     resident: int
     refused: str
     terms: Mapping[str, float]
@@ -185,9 +211,12 @@ class Plan:
 
     @property
     def closest(self) -> Candidate | None:
-        """Where nothing fits: the tile that spills least, among those that only lack registers."""
+        """Where nothing fits: the tile that spills least; if none has the shared memory, the smallest."""
         near = [c for c in self.refused if c.refused.startswith("registers")]
-        return min(near, key=lambda c: spilled(self.hardware, self.style, c), default=None)
+        if near:
+            return min(near, key=lambda c: c.spills)
+        large = [c for c in self.refused if c.refused.startswith("shared memory")]
+        return min(large, key=lambda c: c.shared_bytes, default=None)
 
     @property
     def tutorial(self) -> tuple[int, int]:
@@ -217,15 +246,26 @@ def candidate(hardware: Hardware, job: Job, style: Style, at: Tile) -> Candidate
     """Needs, verdict and score of one tile."""
     shared = shared_memory(job, style, at)
     registers = register_estimate(hardware, job, style, at)
-    resident = _resident(hardware, style, at, sum(shared.values()), registers)
+    held = min(registers, _register_limit(hardware, style, at))
+    resident = _resident(hardware, style, at, sum(shared.values()), held)
+    spills = spilled(hardware, style, at, registers)
     refused = _refusal(hardware, job, style, at, shared, registers)
     if not refused and resident == 0:
         refused = f"threads: {_threads(hardware, style, at)} of a block with {registers} registers each"
     if refused:
-        return Candidate(at, shared, registers, 0, refused, {}, 0.0)
+        return Candidate(at, shared, registers, spills, 0, refused, {}, 0.0)
     terms = _terms(hardware, job, style, at)
+    # most of what spills is the same for every tile: stored once, loaded once a tile
+    terms["spills"] = 4 * spills * at.warps * hardware.warp / hardware.shared_bytes_per_clock.value
     return Candidate(
-        at, shared, registers, resident, "", terms, _seconds(hardware, job, at, terms, resident, style)
+        at,
+        shared,
+        registers,
+        spills,
+        resident,
+        "",
+        terms,
+        _seconds(hardware, job, at, terms, resident, style),
     )
 
 
@@ -244,15 +284,19 @@ def shared_memory(job: Job, style: Style, at: Tile) -> dict[str, int]:
         row = max(d, dv) * size + PAD
         return {"q": outer * (d * size + PAD), "k or v": inner * row, "p": outer * (inner * size + PAD)}
     owned = outer * (d * size if job.kernel == "forward" else both)
-    out = {"owned rows": 0 if style.outer_in_registers else owned, "streamed tiles": at.stages * inner * both}
-    if job.kernel == "dkdv" and style.name == "mma":
-        out["owned rows"] = owned
-    if job.kernel != "forward":
-        out["ds"] = outer * inner * size
-    if style.persistent:
+    # the software pipeline of mma kernels keeps one tile in flight less than it has stages
+    deep = max(1, at.stages - 1) if style.name == "mma" else at.stages
+    streamed = deep * inner * both
+    if style.name == "wgmma" and at.stages == 1:
+        streamed = inner * max(d, dv) * size if job.kernel == "forward" else streamed  # k and v take turns
+    out = {
+        "owned rows": owned if style.name != "mfma" and style.name != "wmma" else 0,
+        "streamed tiles": streamed,
+    }
+    if job.kernel != "forward" and (style.outer_in_registers or (style.persistent and job.kernel == "dq")):
+        out["ds"] = outer * inner * size  # wgmma takes ds from registers where it is the first operand
+    if style.persistent or style.name == "wgmma":
         out["barriers"] = BARRIERS
-        if job.kernel == "dkdv":
-            out["ds"] = 0  # dk takes ds from registers
     if style.name == "split":
         out["p"] = 2 * outer * inner * 4  # from one warpgroup to the other, fp32, two slots
     return {name: count for name, count in out.items() if count}
@@ -272,11 +316,18 @@ def register_estimate(hardware: Hardware, job: Job, style: Style, at: Tile) -> i
     if style.name == "split":  # each warpgroup has one of dk, dv, and one of s, dp
         return round(style.overhead + (outer * max(d, dv) + outer * inner) / (threads / 2))
     need = outer * accumulators + squares * outer * inner
-    if (
-        job.kernel == "forward" and style.name != "dot2"
-    ):  # dot2 passes p through shared memory, ds takes the place of s
-        need += outer * inner * halves
-    return round(style.overhead + style.factor * (need + resident) / threads)
+    overhead = style.overhead
+    if job.kernel == "forward" and style.name != "dot2":  # dot2 passes p through shared memory
+        need += outer * inner * halves * style.half
+        overhead += style.staged * (at.stages > 1) + style.tall * (outer > style.rows * at.warps)
+    elif job.kernel != "forward" and style.backward_overhead:
+        overhead = style.backward_overhead
+        # dk and dv read p and ds as first operands, of which registers hold a half-size copy
+        need += 2 * outer * inner * halves * (job.kernel == "dkdv")
+        overhead += 100 * (
+            outer < style.rows * at.warps
+        )  # two warpgroups on the same 64 rows hold much of it twice
+    return round(overhead + style.factor * (need + resident) / threads)
 
 
 def _threads(hardware: Hardware, style: Style, at: Tile) -> int:
@@ -312,7 +363,7 @@ def _refusal(
     outer, _ = _outer_inner(job, at)
     side = "keys" if job.kernel == "dkdv" else "queries"
     # two accumulators, dk and dv, give warps a second way to share the work
-    rows = style.rows * at.warps // (2 if job.kernel == "dkdv" and style.outer_in_registers else 1)
+    rows = style.rows * at.warps // (2 if job.kernel == "dkdv" and not style.persistent else 1)
     if outer < rows:
         return f"{outer} {side} leave warps idle: {at.warps} warps want {rows}"
     if style.name == "specialised" and outer != 16 * at.warps:
@@ -323,14 +374,14 @@ def _refusal(
         parts = " + ".join(f"{name} {count / KIB:.0f}" for name, count in shared.items())
         return f"shared memory: {total / KIB:.0f} KiB of {limit / KIB:.0f} ({parts})"
     most = _register_limit(hardware, style, at)
-    if registers > most:
-        return f"registers: about {registers} a thread, {most} at most; it would spill"
+    if registers - most > SPILLS:
+        return f"registers: about {registers} a thread, {most} at most; it would spill {registers - most}"
     return ""
 
 
-def spilled(hardware: Hardware, style: Style, at: Candidate) -> int:
+def spilled(hardware: Hardware, style: Style, at: Tile, registers: int) -> int:
     """Registers of one thread that have no place; 0 if they all fit."""
-    return max(0, at.registers - _register_limit(hardware, style, at.tile))
+    return max(0, registers - _register_limit(hardware, style, at))
 
 
 def _terms(hardware: Hardware, job: Job, style: Style, at: Tile) -> dict[str, float]:
@@ -392,10 +443,11 @@ def _seconds(
         busy, hidden = terms["products"] + softmax, terms["shared"]
         per_tile = max(busy, hidden) + 0.45 * min(busy, hidden)
     else:
-        groups = min(max(resident * at.warps / 4, 1.0), 3.0)
+        together = resident if style.waits else resident * at.warps / 4
+        groups = min(max(together, 1.0), 3.0)
         longest = max(terms["products"], softmax)
         per_tile = max(longest, terms["shared"]) + min(terms["products"], softmax) * UNOVERLAPPED / groups
-    per_tile += TILE
+    per_tile += TILE + terms["spills"]
     if at.stages * resident < 2:
         per_tile += LATENCY  # nothing else is in flight while a tile comes in
     slots = int(hardware.units.value) * resident

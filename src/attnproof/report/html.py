@@ -32,10 +32,8 @@ class Section:
     html: str
 
 
-def render(
-    record: dict[str, Any], sections: Sequence[Section] = (), selftest: dict[str, Any] | None = None
-) -> str:
-    """The report of a verify record; `selftest` is a record of the same kind of run on mutants."""
+def render(record: dict[str, Any], sections: Sequence[Section] = ()) -> str:
+    """The report of a verify record, and whatever sections others add to it."""
     page = (TEMPLATES / "verify.html").read_text(encoding="utf-8")
     parts = {
         "{{css}}": (TEMPLATES / "verify.css").read_text(encoding="utf-8"),
@@ -47,7 +45,7 @@ def render(
         "{{navigation}}": "".join(
             f'<a href="#{_anchor(section.title)}">{escape(section.title)}</a>' for section in sections
         ),
-        "{{data}}": embed(compact(record, selftest)),
+        "{{data}}": embed(compact(record)),
     }
     for mark, text in parts.items():
         page = page.replace(mark, text)
@@ -96,7 +94,8 @@ def headline(record: dict[str, Any]) -> str:
     )
     if findings:
         words += f"; {findings} findings about other kernels"
-    return f'<p class="headline {mark}">{words}.</p><p>{kernels} kernels on {len({r["case"] for r in record["results"]})} named cases.</p>'
+    cases = len({row["case"] for row in record["results"]})
+    return f'<p class="headline {mark}">{words}.</p><p>{kernels} kernels on {cases} named cases.</p>'
 
 
 def facts(record: dict[str, Any]) -> str:
@@ -119,12 +118,12 @@ def facts(record: dict[str, Any]) -> str:
     )
 
 
-def compact(record: dict[str, Any], selftest: dict[str, Any] | None) -> dict[str, Any]:
+def compact(record: dict[str, Any]) -> dict[str, Any]:
     """What the page needs of a record, in few bytes: passed checks are dropped, numbers shortened."""
     return {
         "results": [_short(result) for result in record["results"]],
         "kinds": [_kind(entry) for entry in verdicts.kinds(record)],
-        "mutants": [] if selftest is None else [_mutant(result) for result in selftest["results"]],
+        "mutants": [_mutant(result) for result in record["protocol"].get("selftest", ())],
     }
 
 

@@ -73,7 +73,9 @@ def parse(word: str) -> Argument:
         known = name in (*POINTERS, *SIZES, *SCALARS)
         default = "pointer" if name in POINTERS else "float" if name in SCALARS else "int32"
     if not known:
-        raise ValueError(f"arguments: expected one of {', '.join((*POINTERS, *SIZES, *SCALARS))} or q.stride0, got {word!r}")
+        raise ValueError(
+            f"arguments: expected one of {', '.join((*POINTERS, *SIZES, *SCALARS))} or q.stride0, got {word!r}"
+        )
     if given and given not in CTYPES:
         raise ValueError(f"arguments: expected a type among {', '.join(CTYPES)}, got {word!r}")
     return Argument(name, given or default)
@@ -91,7 +93,9 @@ def load_library(path: Path, symbol: str) -> Candidate:
     known = {field.name for field in fields(Traits)}
     unknown = sorted(set(described) - known)
     if unknown:
-        raise ValueError(f"{path.with_suffix('.toml')}: expected keys among {', '.join(sorted(known))}, got {', '.join(unknown)}")
+        raise ValueError(
+            f"{path.with_suffix('.toml')}: expected keys among {', '.join(sorted(known))}, got {', '.join(unknown)}"
+        )
     if not {"q", "k", "v", "out"} <= {argument.name for argument in arguments}:
         raise ValueError(f"{path.with_suffix('.toml')}: expected q, k, v and out among the arguments")
     described["dtypes"] = tuple(described.get("dtypes", ()))
@@ -152,9 +156,9 @@ class _Function:
         if {"left", "right"} & self.names:
             accepted.add("window")
         reason = refusal(case, self.traits, frozenset(accepted))
-        if reason is None and case.D != case.Dv and "Dv" not in self.names:
+        if reason is None and case.Dv != case.D and "Dv" not in self.names:
             return "its map has no Dv"
-        if reason is None and case.H != case.Hkv and "Hkv" not in self.names:
+        if reason is None and case.Hkv != case.H and "Hkv" not in self.names:
             return "its map has no Hkv"
         return reason
 
@@ -166,13 +170,25 @@ class _Function:
         given = {name: self._host(getattr(arrays, name)) for name in ("q", "k", "v")}
         case = inputs.case
         full = (case.B, case.H, case.M, case.N)
-        given |= {name: self._host(value) for name, value in (("bias", arrays.bias), ("mask", arrays.keep)) if value is not None}
+        given |= {
+            name: self._host(value)
+            for name, value in (("bias", arrays.bias), ("mask", arrays.keep))
+            if value is not None
+        }
         for name in ("bias", "mask"):
             if name in given:
                 given[name] = np.ascontiguousarray(np.broadcast_to(given[name], full))
-        given |= {name: value for name, value in (("sink", arrays.sink), ("alibi_slopes", arrays.slopes)) if value is not None}
-        out, out_bands = _banded((case.B, case.H, case.M, case.Dv), inputs.q.buffer.dtype, poison_bits(case.dtype))
-        lse, lse_bands = _banded((case.B, case.H, case.M), np.dtype(np.float64 if case.dtype == "float64" else np.float32), np.nan)
+        given |= {
+            name: value
+            for name, value in (("sink", arrays.sink), ("alibi_slopes", arrays.slopes))
+            if value is not None
+        }
+        out, out_bands = _banded(
+            (case.B, case.H, case.M, case.Dv), inputs.q.buffer.dtype, poison_bits(case.dtype)
+        )
+        lse, lse_bands = _banded(
+            (case.B, case.H, case.M), np.dtype(np.float64 if case.dtype == "float64" else np.float32), np.nan
+        )
         given |= {"out": out, "lse": lse}
         self._call(case, {name: array.ctypes.data for name, array in given.items()}, given)
         for name, bands in (("out", out_bands), ("lse", lse_bands)):
@@ -191,15 +207,30 @@ class _Function:
         if not torch.cuda.is_available():
             raise Skip("no GPU here")
         case, arrays = inputs.case, native(inputs, "torch", self.device)
-        given: dict[str, Any] = {"q": arrays.q, "k": arrays.k, "v": arrays.v, "sink": arrays.sink, "alibi_slopes": arrays.slopes}
+        given: dict[str, Any] = {
+            "q": arrays.q,
+            "k": arrays.k,
+            "v": arrays.v,
+            "sink": arrays.sink,
+            "alibi_slopes": arrays.slopes,
+        }
         full = (case.B, case.H, case.M, case.N)
         for name, value in (("bias", arrays.bias), ("mask", arrays.keep)):
             given[name] = None if value is None else value.expand(full).contiguous()
         if not self.strided:
             given |= {name: given[name].contiguous() for name in ("q", "k", "v")}
         wide = torch.float64 if case.dtype == "float64" else torch.float32
-        bands = {"out": torch.full((2 * GUARD + case.B * case.H * case.M * case.Dv,), torch.nan, dtype=arrays.q.dtype, device=self.device),
-                 "lse": torch.full((2 * GUARD + case.B * case.H * case.M,), torch.nan, dtype=wide, device=self.device)}
+        bands = {
+            "out": torch.full(
+                (2 * GUARD + case.B * case.H * case.M * case.Dv,),
+                torch.nan,
+                dtype=arrays.q.dtype,
+                device=self.device,
+            ),
+            "lse": torch.full(
+                (2 * GUARD + case.B * case.H * case.M,), torch.nan, dtype=wide, device=self.device
+            ),
+        }
         shapes = {"out": (case.B, case.H, case.M, case.Dv), "lse": (case.B, case.H, case.M)}
         outputs = {name: bands[name][GUARD:-GUARD].view(shapes[name]) for name in bands}
         given |= outputs
@@ -223,11 +254,18 @@ class _Function:
         tensor, _, stride = name.partition(".")
         if stride:
             array, axis = arrays[tensor], int(stride[-1])
-            return array.strides[axis] // array.itemsize if isinstance(array, np.ndarray) else array.stride(axis)
+            return (
+                array.strides[axis] // array.itemsize if isinstance(array, np.ndarray) else array.stride(axis)
+            )
         if name in POINTERS:
             return pointers.get(name)
-        special = {"causal": int(case.causal), "left": case.window[0], "right": case.window[1],
-                   "scale": case.softmax_scale, "softcap": case.softcap}
+        special = {
+            "causal": int(case.causal),
+            "left": case.window[0],
+            "right": case.window[1],
+            "scale": case.softmax_scale,
+            "softcap": case.softcap,
+        }
         return special[name] if name in special else getattr(case, name)
 
 

@@ -80,7 +80,11 @@ def sampled_rows(case: Case, seed: int) -> Array | None:
     if not case.sample or case.sample >= case.M:
         return None
     rng = np.random.default_rng([seed, case.M])
-    edges = [row for row in (0, 1, 63, 64, 127, 128, case.M // 2, case.M - 65, case.M - 64, case.M - 1) if 0 <= row < case.M]
+    edges = [
+        row
+        for row in (0, 1, 63, 64, 127, 128, case.M // 2, case.M - 65, case.M - 64, case.M - 1)
+        if 0 <= row < case.M
+    ]
     others = rng.permutation(case.M)[: case.sample]
     return np.unique(np.concatenate([edges, others]))
 
@@ -93,8 +97,16 @@ def _sampled(asked: Question, case: Case, seed: int) -> Question:
     def pick(array: Any) -> Any:
         return array if array is None or array.shape[2] == 1 else array[:, :, rows]
 
-    return replace(asked, q=asked.q[:, :, rows], keep=pick(asked.keep), bias=pick(asked.bias), dout=None, dlse=None,
-                   row_ids=rows, rows=case.M)
+    return replace(
+        asked,
+        q=asked.q[:, :, rows],
+        keep=pick(asked.keep),
+        bias=pick(asked.bias),
+        dout=None,
+        dlse=None,
+        row_ids=rows,
+        rows=case.M,
+    )
 
 
 def _single(asked: Question) -> Question:

@@ -102,7 +102,7 @@ def _strides(shape: tuple[int, ...], layout: str) -> tuple[tuple[int, ...], int]
     dense = tuple(prod(shape[axis + 1 :]) for axis in range(len(shape)))
     if layout == "bhmd" or len(shape) != 4:
         return dense, GUARD
-    B, H, M, D = (max(size, 1) for size in shape)
+    _, H, M, D = (max(size, 1) for size in shape)
     table = {
         "bmhd": ((M * H * D, D, H * D, 1), GUARD),
         "offset": (dense, GUARD + 1),  # an odd element offset: no 16-byte alignment

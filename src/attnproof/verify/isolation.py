@@ -128,7 +128,9 @@ def jittered(cases: Sequence[Case], seed: int) -> list[Case]:
     import numpy as np
 
     rng = np.random.default_rng(seed)
-    able = [case for case in cases if case.rows == "dense" and min(case.M, case.N) > 8 and not case.diagnostic]
+    able = [
+        case for case in cases if case.rows == "dense" and min(case.M, case.N) > 8 and not case.diagnostic
+    ]
     made: list[Case] = []
     for index in rng.permutation(len(able))[:JITTERED]:
         case = able[int(index)]

@@ -30,8 +30,9 @@ class Numerics:
         operand: how often P (and dS) are rounded to the input dtype before a product: 1, or 0 where they stay in fp32.
         scores: how often the logits are rounded to the input dtype.
         eta_exp: declared relative error of the exponential, beyond fp32 rounding.
-        slack: factor on the statistical limits, 1 unless declared. Eager kernels round sums of logits whose common
-            part is large, which moves a whole row together.
+        slack: factor on the statistical limits, 1 unless declared.
+        row: further factor on the limit of a single row. Eager kernels round sums of logits whose common part is
+            large, which moves a whole row together.
         floor: factor on what underflow does, for kernels that store more than P and dS in the input dtype.
     """
 
@@ -40,13 +41,14 @@ class Numerics:
     scores: float = 0.0
     eta_exp: float = 0.0
     slack: float = 1.0
+    row: float = 1.0
     floor: float = 1.0
 
 
 CLASSES = {
     "flash": Numerics("flash"),
     "precise": Numerics("precise", operand=0.0),
-    "eager": Numerics("eager", operand=2.0, scores=2.0, slack=1.4, floor=10.0),
+    "eager": Numerics("eager", operand=2.0, scores=2.0, slack=1.4, row=2.0, floor=10.0),
 }
 
 
@@ -130,7 +132,7 @@ def row_limits(kind: Numerics, tensor: str, counts: Array) -> Array:
     """
     chance = 3 * sqrt(2 * log(max(counts.size, 2))) / np.sqrt(2.0 * np.maximum(counts, 1))
     limit = 1.15 + chance
-    return kind.slack * (limit if tensor == "out" else np.maximum(limit, 4.0))
+    return kind.slack * kind.row * (limit if tensor == "out" else np.maximum(limit, 4.0))
 
 
 # float32 and float64: errors come from the order of a sum and from exp, which no model of independent roundings fits.

@@ -23,13 +23,18 @@ from attnproof.verify.suite import Answers
 def decoys(inputs: Inputs, answer: Answer) -> dict[str, Array]:
     """Outputs that look like something and are not attention of these inputs."""
     right = np.asarray(answer.tensors["out"].value)
-    made = {"zeros": np.zeros_like(right), "the row before": np.roll(right, 1, axis=0 if right.ndim == 3 else 2)}
+    made = {
+        "zeros": np.zeros_like(right),
+        "the row before": np.roll(right, 1, axis=0 if right.ndim == 3 else 2),
+    }
     if right.ndim == 4 and right.shape[1] > 1:
         made["the head before"] = np.roll(right, 1, axis=1)
     if inputs.case.rows == "dense" and inputs.case.N:
         mean = inputs.v.values().mean(2, keepdims=True)
-        made["mean of v"] = np.broadcast_to(np.repeat(mean, max(inputs.case.H // inputs.case.Hkv, 1), 1), right.shape)
-    if right.ndim == 4 and right.shape[2] == 1 or right.shape[0] == 1 and right.ndim == 3:
+        made["mean of v"] = np.broadcast_to(
+            np.repeat(mean, max(inputs.case.H // inputs.case.Hkv, 1), 1), right.shape
+        )
+    if (right.ndim == 4 and right.shape[2] == 1) or (right.shape[0] == 1 and right.ndim == 3):
         del made["the row before"]
     return made
 

@@ -74,9 +74,15 @@ class UnderTest:
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Options of the plugin."""
     group = parser.getgroup("attnproof")
-    group.addoption("--attn-candidate", metavar="LOADER", default=None,
-                    help="kernel under test: file.py:fn, module:attr, lib.so:symbol, sdpa:flash, ...")
-    group.addoption("--attn-device", metavar="DEVICE", default=None, help="cpu or cuda; default: where the kernel runs")
+    group.addoption(
+        "--attn-candidate",
+        metavar="LOADER",
+        default=None,
+        help="kernel under test: file.py:fn, module:attr, lib.so:symbol, sdpa:flash, ...",
+    )
+    group.addoption(
+        "--attn-device", metavar="DEVICE", default=None, help="cpu or cuda; default: where the kernel runs"
+    )
 
 
 @pytest.fixture(scope="session")

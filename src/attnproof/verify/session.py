@@ -87,7 +87,10 @@ def run(chosen: Chosen, plan: Plan, progress: Progress | None = None) -> dict[st
         # the kernels run before the oracle has any answer of theirs in memory
         for candidate in candidates:
             cases = [served(case, candidate) for case in plan.cases]
-            results += [_entry(verdict, candidate) for verdict in suite.run(candidate, cases, plan.seed, answers, tick)]
+            results += [
+                _entry(verdict, candidate)
+                for verdict in suite.run(candidate, cases, plan.seed, answers, tick)
+            ]
             results += _guard_entry(candidate, plan)
             tick(f"guards of {candidate.name}")
         results += _powerless(candidates, plan, answers, results, tick)
@@ -120,13 +123,16 @@ def _sharpness(plan: Plan, answers: suite.Answers) -> dict[str, Any]:
     """The self-test that goes into the record: a verdict is worth what its judge finds."""
     if not plan.sharpness:
         return {"sharpness": "not measured in this run"}
-    score = selftest.classics(answers) if plan.sharpness == "classics" else selftest.mutants_of("smoke", answers)
+    score = (
+        selftest.classics(answers) if plan.sharpness == "classics" else selftest.mutants_of("smoke", answers)
+    )
     return {
         "sharpness": score.sentence,
         "mutant_set": selftest.catalogue.digest(),
         "mutants": len(score.fates),
         "mutants_found": score.dead,
         "mutants_missed": score.survivors,
+        "selftest": selftest.entries(score),
     }
 
 
@@ -147,26 +153,41 @@ def _guard_entry(candidate: Candidate, plan: Plan) -> list[dict[str, Any]]:
     reason = "; ".join(f"{name}: {text}" for name, text in broken.items())
     verdict = suite.Verdict(case, candidate.name, status, plan.seed, reason, guards=found)
     entry = records.from_verdict(verdict)
-    return [entry | {"case": "guards", "describe": "probes of the kernel as a whole", "replay": f"attnproof verify -c {candidate.name} --tier smoke"}]
+    return [
+        entry
+        | {
+            "case": "guards",
+            "describe": "probes of the kernel as a whole",
+            "replay": f"attnproof verify -c {candidate.name} --tier smoke",
+        }
+    ]
 
 
-def _powerless(asked: list[Candidate], plan: Plan, answers: suite.Answers, results: list[dict[str, Any]], tick: Tick) -> list[dict[str, Any]]:
+def _powerless(
+    asked: list[Candidate], plan: Plan, answers: suite.Answers, results: list[dict[str, Any]], tick: Tick
+) -> list[dict[str, Any]]:
     """Cases that would accept a decoy; their passes prove nothing, and the run says so (G3)."""
     judged = {result["case"] for result in results if result["status"] != suite.SKIP}
     entries: list[dict[str, Any]] = []
-    for case in {served(case, candidate).id: served(case, candidate) for candidate in asked for case in plan.cases}.values():
+    for case in {
+        served(case, candidate).id: served(case, candidate) for candidate in asked for case in plan.cases
+    }.values():
         if case.id in judged and not case.diagnostic:
             passing = power.accepted(case, plan.seed, answers)
             if passing:
                 reason = f"accepts {', '.join(passing)} as the output"
-                entries.append(records.from_verdict(suite.Verdict(case, "decoy", suite.POWERLESS, plan.seed, reason)))
+                entries.append(
+                    records.from_verdict(suite.Verdict(case, "decoy", suite.POWERLESS, plan.seed, reason))
+                )
         tick(f"power of {case.id}")
     return entries
 
 
 def _about(candidate: Candidate, results: list[dict[str, Any]]) -> dict[str, Any]:
     """What a candidate says about itself, and how much of the tier it was asked."""
-    mine = [result for result in results if result["candidate"] == candidate.name and result["group"] != "guards"]
+    mine = [
+        result for result in results if result["candidate"] == candidate.name and result["group"] != "guards"
+    ]
     judged = [result for result in mine if result["status"] != suite.SKIP]
     tensors = {tensor["tensor"] for result in judged for tensor in result["tensors"]}
     missing = [word for word, name in (("lse", "lse"), ("backward", "dq")) if name not in tensors]

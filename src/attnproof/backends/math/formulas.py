@@ -132,7 +132,7 @@ def forward(problem: Problem, tensors: Tensors) -> tuple[Tensor, Tensor]:
                 at.store_queries(out, rows, part)
                 at.store_queries(lse, rows, log_sum)
     if problem.rows == "packed":
-        return out[:, : problem.tokens[0]], lse[:, : problem.tokens[0], 0]
+        return out[:, : problem.tokens[0]], lse[:, : problem.tokens[0], 0].contiguous()
     return out, lse[..., 0]
 
 

@@ -46,9 +46,8 @@ def forward(problem: Problem, tensors: Tensors) -> tuple[Array, Array]:
     if problem.rows == "packed":  # tokens past the last sequence
         used = int(tensors.cu_q[-1])
         out[:, used:], lse[:, used:] = 0, -np.inf
-    loader.kernels().forward(
-        problem, tensors, out, lse, _sink_dtype(tensors), loader.threads(), loader.simd()
-    )
+    where = (_sink_dtype(tensors), loader.threads(), loader.simd())
+    loader.kernels().forward(problem, _with_slopes(problem, tensors), out, lse, *where)
     return out, lse
 
 
@@ -72,7 +71,8 @@ def backward(
         raise Unsupported(name, "no gradient through a cache written in place; use dense or packed keys")
     grads = _empty_grads(problem, tensors, needs)
     where = (_sink_dtype(tensors), loader.threads(), loader.simd())
-    loader.kernels().backward(problem, tensors, out, lse, dout, dlse, tuple(grads), *where, passes)
+    given = _with_slopes(problem, tensors)
+    loader.kernels().backward(problem, given, out, lse, dout, dlse, tuple(grads), *where, passes)
     return grads
 
 
@@ -103,6 +103,16 @@ def _empty_grads(problem: Problem, tensors: Tensors, needs: frozenset[str]) -> G
     if "sink" in needs and problem.has_sink:
         dsink = np.empty(problem.H, problem.lse_dtype)
     return Grads(dq, dk, dv, dbias, dalibi, dsink)
+
+
+def _with_slopes(problem: Problem, tensors: Tensors) -> Tensors:
+    """Slopes in the dtype of lse, which is what the kernels read: beside float64 they may come in float32."""
+    slopes = tensors.alibi_slopes
+    return (
+        tensors
+        if slopes is None
+        else tensors._replace(alibi_slopes=slopes.astype(problem.lse_dtype, copy=False))
+    )
 
 
 def _sink_dtype(tensors: Tensors) -> str:

@@ -86,6 +86,23 @@ def stat_stride(problem: Problem) -> int:
     return cdiv(problem.tokens[0] if problem.rows == "packed" else problem.M, 16) * 16
 
 
+def stats_shape(problem: Problem) -> tuple[int, int, int]:
+    """[shift and delta, planes, rows] of the row statistics of backward."""
+    return 2, planes(problem, problem.H), stat_stride(problem)
+
+
+def given_strides(problem: Problem, given: Any) -> dict[str, Any]:
+    """Strides of what the caller hands back, and of the statistics made from it."""
+    return {
+        **strides("o", given.out, "bhmd"),
+        **strides("do", given.dout, "bhmd"),
+        **strides("dlse", given.dlse, "bhm"),
+        **lse_strides(problem),
+        **stat_strides(problem),
+        "HAS_DLSE": given.dlse is not None,
+    }
+
+
 def stat_strides(problem: Problem) -> dict[str, int]:
     """Strides of the row statistics of backward: one plane per (sequence, head), packed one per head."""
     step = stat_stride(problem)

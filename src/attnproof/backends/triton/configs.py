@@ -166,11 +166,20 @@ def choose(problem: Problem, which: Pass, architecture: str) -> Config:
     if problem.dtype == "float32":
         return _SINGLE[width] if which != "decode" else Config(16, 32, 4, 1)
     heavy = problem.has_bias or problem.has_keep or problem.dropout_p > 0
+    heavy = heavy or (problem.softcap > 0 and which == "dkdv" and width == 64)
     banded = problem.left < BIG or problem.right < BIG or problem.top_left or problem.has_bounds
     found = _row(Key(family(architecture), which, width, banded, heavy))
+    if problem.rows == "paged":
+        # the pipeline spends its first stages on the page numbers
+        found = replace(found, num_stages=found.num_stages + 1, tma=False)
     if found.tma and work(problem) < DESCRIPTOR_WORK:
         found = _row(Key("large", which, width))
     return replace(found, narrowest=64) if architecture in WARPGROUP else found
+
+
+def programs_per_multiprocessor(problem: Problem) -> int:
+    """How many decode programs share a multiprocessor: page look-ups keep fewer tiles in flight, so two."""
+    return 2 if problem.rows == "paged" else 1
 
 
 def _row(key: Key) -> Config:

@@ -7,21 +7,22 @@ A known structure costs a dictionary look-up per kernel; a new one is turned int
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from ...problem import Grads, Problem, Tensors
 from . import arguments as args
 from . import compat, configs
-from .kernels.backward import dkdv_kernel, dq_kernel, stats_kernel
 from .configs import Config, Pass
+from .kernels.backward import dkdv_kernel, dq_kernel, stats_kernel
 from .kernels.decode import combine_kernel, decode_kernel
 from .kernels.forward import forward_kernel
 from .kernels.gradients import dbias_kernel, slot_sum_kernel
+from .kernels.summary import classify_kernel, compact_kernel
 from .plan import Plan
-from .kernels.summary import summary_kernel
 
 _PLANS: dict[Any, Plan] = {}
 MAX_PLANS = 4096  # a runaway of shapes must not hold memory for ever
@@ -46,7 +47,8 @@ def forward(problem: Problem, tensors: Tensors) -> tuple[Any, Any]:
         if plan is not None and (key[-1] < 0 or key[-1] == compat.current_device()):
             plan(q, k, v, out, lse, *AFTER_LSE)
             return out, lse
-    tensors = tensors.expand(problem)
+    if problem.has_keep or problem.has_alibi or problem.bias_shape is not None:
+        tensors = tensors.expand(problem)
     with _on(q):
         if decodes(problem):
             _decode(problem, tensors, out, lse)
@@ -65,7 +67,7 @@ def backward(
         raise NotImplementedError("a cache has no gradient")  # api refuses before
     tensors = tensors.expand(problem)
     with _on(tensors.q):
-        return _backward(problem, tensors, out, lse, dout, dlse, needs)
+        return _backward(problem, tensors, Given(out, lse, dout, dlse), needs)
 
 
 def decodes(problem: Problem) -> bool:
@@ -104,7 +106,9 @@ def _config(problem: Problem, which: Pass, x: Any) -> Config:
 
 def _empty_out(problem: Problem, q: Any) -> Any:
     """Unwritten output of ``problem.out_shape``, stored in the order of the axes of q."""
-    if problem.D == problem.Dv and (q.is_contiguous() if problem.layout == "bhmd" else q.transpose(1, 2).is_contiguous()):
+    if problem.Dv == problem.D and (
+        q.is_contiguous() if problem.layout == "bhmd" else q.transpose(1, 2).is_contiguous()
+    ):
         return torch.empty_like(q)  # keeps the order of the axes
     shape = problem.out_shape
     if problem.rows == "packed" or problem.layout == "bmhd":
@@ -141,7 +145,9 @@ def _forward(problem: Problem, t: Tensors, out: Any, lse: Any) -> Plan:
             "WIDE": args.wide(config.block_n, problem, t.k, t.v),
         }
         boxes = args.boxes(problem, config, config.block_n, {1: t.k, 2: t.v})
-        return Plan(forward_kernel, slots * args.planes(problem, problem.H), len(arrays), named, config, boxes)
+        return Plan(
+            forward_kernel, slots * args.planes(problem, problem.H), len(arrays), named, config, boxes
+        )
 
     return _run("forward", problem, arrays, build, _batches(t.bounds))
 
@@ -165,26 +171,33 @@ def _summary(problem: Problem, t: Tensors, which: Pass) -> Any:
     alike = alike and (bounds is None or bounds.shape[0] == 1)
     batches = 1 if packed or alike else problem.B
     heads = problem.H if keep is not None and keep.stride(1) != 0 else 1
+    others = width - 2
+    kinds = torch.empty((batches * heads, slots, others), dtype=torch.int8, device=t.q.device)
     lists = torch.empty((batches, heads, slots, width), dtype=torch.int32, device=t.q.device)
-    arrays = (lists, keep, bounds, t.cu_q, t.cu_k, t.lengths)
-    if not packed and problem.rows != "dense" and by_key:
-        raise NotImplementedError("a cache has no gradient")
+    arrays = (kinds, keep, bounds, t.cu_q, t.cu_k, t.lengths)
 
-    def build() -> Plan:
+    def classify() -> Plan:
         named = {
             **args.constants(problem),
             **args.sizes(problem),
             **args.extras(t),
-            **args.list_strides(lists, problem),
             **args.blocks(problem, config),
             "H": heads,
             "n_slots": slots,
             "n_planes": batches * heads,
+            "n_other": others,
             "BY_KEY": by_key,
         }
-        return Plan(summary_kernel, slots * batches * heads, len(arrays), named, config)
+        return Plan(classify_kernel, kinds.numel(), len(arrays), named, config)
 
-    _run(f"summary {which}", problem, arrays, build, _batches(bounds))
+    def compact() -> Plan:
+        named = {"n_other": others, "list_width": width, "BLOCK": 128}
+        return Plan(compact_kernel, batches * heads * slots, 2, named, Config(1, 1, 4, 1))
+
+    if kinds.numel() == 0:
+        return lists.zero_()
+    _run(f"classify {which}", problem, arrays, classify, _batches(bounds))
+    _run(f"compact {which}", problem, (lists, kinds), compact, batches * heads)
     return lists
 
 
@@ -192,15 +205,12 @@ def _summary(problem: Problem, t: Tensors, which: Pass) -> Any:
 
 
 def _decode(problem: Problem, t: Tensors, out: Any, lse: Any) -> None:
-    config = _config(problem, "decode", t.q)
-    splits = problem.num_splits or default_splits(problem, config, t.q)
-    splits = max(1, min(splits, args.cdiv(problem.N, config.block_n)))
-    parts = part_lse = None
+    config, splits = _decode_shape(problem, t.q.get_device())
+    rows = problem.B * problem.H * problem.M
+    parts = None
     if splits > 1:
-        rows = problem.B * problem.H * problem.M
-        parts = torch.empty((rows, splits, problem.Dv), dtype=torch.float32, device=t.q.device)
-        part_lse = torch.empty((rows, splits), dtype=torch.float32, device=t.q.device)
-    arrays = (t.q, t.k, t.v, out, lse, parts, part_lse, t.alibi_slopes, t.sink, t.lengths, t.block_table)
+        parts = torch.empty(rows * splits * (problem.Dv + 1), dtype=torch.float32, device=t.q.device)
+    arrays = (t.q, t.k, t.v, out, lse, parts, t.alibi_slopes, t.sink, t.lengths, t.block_table)
 
     def named() -> dict[str, Any]:
         return {
@@ -224,22 +234,23 @@ def _decode(problem: Problem, t: Tensors, out: Any, lse: Any) -> None:
         boxes = args.boxes(problem, config, config.block_n, {1: t.k, 2: t.v})
         return Plan(decode_kernel, programs, len(arrays), named(), config, boxes)
 
-    _run("decode", problem, arrays, build, splits)
-    if splits == 1:
-        return
-    merged = (parts, part_lse, out, lse, t.sink)
-    rows = problem.B * problem.H * problem.M
-    plain = Config(1, 1, 4, 1)
-    _run("combine", problem, merged, lambda: Plan(combine_kernel, rows, len(merged), named(), plain), splits)
+    _run("decode", problem, arrays, build)
+    if splits > 1:
+        merged = (parts, out, lse, t.sink)
+        _run("combine", problem, merged, lambda: Plan(combine_kernel, rows, 4, named(), Config(1, 1, 4, 1)))
 
 
-def default_splits(problem: Problem, config: Config, q: Any) -> int:
-    """The fewest parts that leave no multiprocessor without work for long; every part is at least two tiles."""
-    if q.device.type == "cpu":
-        return 2
-    slots, planes = compat.multiprocessors(q.get_device()), problem.B * problem.Hkv
-    most = max(1, min(problem.N // (2 * config.block_n), 128))
-    return best_splits(slots, planes, most)
+@functools.lru_cache(maxsize=1024)
+def _decode_shape(problem: Problem, device: int) -> tuple[Config, int]:
+    """Tile sizes, and into how many parts the keys are split."""
+    if device < 0:
+        config, slots = configs.INTERPRETER, 2
+    else:
+        config = configs.choose(problem, "decode", compat.architecture(device))
+        slots = compat.multiprocessors(device) * configs.programs_per_multiprocessor(problem)
+    tiles = args.cdiv(problem.N, config.block_n)
+    splits = problem.num_splits or best_splits(slots, problem.B * problem.Hkv, max(1, min(tiles // 2, 128)))
+    return config, max(1, min(splits, tiles))
 
 
 def best_splits(slots: int, planes: int, most: int) -> int:
@@ -257,17 +268,30 @@ def best_splits(slots: int, planes: int, most: int) -> int:
 # ---- backward ----
 
 
-def _backward(
-    problem: Problem, t: Tensors, out: Any, lse: Any, dout: Any, dlse: Any, needs: frozenset[str]
-) -> Grads:
-    stats, dsink = _stats(problem, t, out, lse, dout, dlse, "sink" in needs)
-    dk = dv = dq = dalibi = dbias = None
+class Given(NamedTuple):
+    """What the forward pass left and the caller handed back."""
+
+    out: Any
+    lse: Any
+    dout: Any
+    dlse: Any
+
+
+def _backward(problem: Problem, t: Tensors, given: Given, needs: frozenset[str]) -> Grads:
+    """Statistics first, alone or as part of the pass over queries; then the pass over keys."""
+    dk = dv = dq = dalibi = dbias = dsink = None
+    stats = torch.empty(args.stats_shape(problem), dtype=torch.float32, device=t.q.device)
+    wants_queries = bool(needs & {"q", "alibi_slopes"})
+    wants_sink = "sink" in needs and problem.has_sink
+    alone = wants_sink or not wants_queries
+    if alone:
+        dsink = _stats(problem, t, given, stats, wants_sink)
+    if wants_queries:
+        dq, dalibi = _dq(problem, t, given, stats, make_stats=not alone, slopes="alibi_slopes" in needs)
     if needs & {"k", "v"}:
-        dk, dv = _dkdv(problem, t, stats, dout)
-    if needs & {"q", "alibi_slopes"}:
-        dq, dalibi = _dq(problem, t, stats, dout, "alibi_slopes" in needs)
+        dk, dv = _dkdv(problem, t, stats, given.dout)
     if "bias" in needs and problem.has_bias:
-        dbias = _dbias(problem, t, stats, dout)
+        dbias = _dbias(problem, t, stats, given.dout)
     return Grads(
         dq if "q" in needs else None,
         dk if "k" in needs else None,
@@ -278,40 +302,31 @@ def _backward(
     )
 
 
-def _stats(
-    problem: Problem, t: Tensors, out: Any, lse: Any, dout: Any, dlse: Any, need_sink: bool
-) -> tuple[Any, Any]:
-    """(stats, dsink); stats [2, planes, rows] are the shift of p and delta. Packed rows are one plane per head."""
-    need_sink = need_sink and problem.has_sink
+def _stats(problem: Problem, t: Tensors, given: Given, stats: Any, wants_sink: bool) -> Any:
+    """Fill stats [2, planes, rows] (the shift of p, and delta) and return dsink; packed rows are one plane per head."""
     config = Config(32, 1, 4, 1)
     n_rows = problem.tokens[0] if problem.rows == "packed" else problem.M
     slots, planes = args.cdiv(n_rows, config.block_m), args.planes(problem, problem.H)
-    stats = torch.empty((2, planes, args.stat_stride(problem)), dtype=torch.float32, device=lse.device)
-    if lse.numel() == 0:
-        return stats, torch.zeros(problem.H, device=lse.device) if need_sink else None
-    parts = torch.empty((planes, slots), dtype=torch.float32, device=lse.device) if need_sink else None
-    arrays = (out, dout, lse, dlse, *stats, t.sink if need_sink else None, parts)
+    if given.lse.numel() == 0:
+        return torch.zeros(problem.H, device=stats.device) if wants_sink else None
+    parts = torch.empty((planes, slots), dtype=torch.float32, device=stats.device) if wants_sink else None
+    arrays = (given.out, given.dout, given.lse, given.dlse, *stats, t.sink if wants_sink else None, parts)
 
     def build() -> Plan:
         named = {
             **args.constants(problem),
             **args.extras(t),
-            **args.strides("o", out, "bhmd"),
-            **args.strides("do", dout, "bhmd"),
-            **args.strides("dlse", dlse, "bhm"),
-            **args.lse_strides(problem),
-            **args.stat_strides(problem),
+            **args.given_strides(problem, given),
+            **args.blocks(problem, config),
             "n_rows": n_rows,
             "H": problem.H,
             "n_slots": slots,
-            **args.blocks(problem, config),
-            "HAS_DLSE": dlse is not None,
-            "HAS_SINK": need_sink,
+            "HAS_SINK": wants_sink,
         }
         return Plan(stats_kernel, slots * planes, len(arrays), named, config)
 
     _run("stats", problem, arrays, build)
-    return stats, None if parts is None else parts.view(-1, problem.H, slots).sum((0, 2))
+    return None if parts is None else parts.view(-1, problem.H, slots).sum((0, 2))
 
 
 def _streams(problem: Problem, t: Tensors, lists: Any, dout: Any) -> dict[str, Any]:
@@ -357,28 +372,33 @@ def _dkdv(problem: Problem, t: Tensors, stats: Any, dout: Any) -> tuple[Any, Any
     return dk, dv
 
 
-def _dq(problem: Problem, t: Tensors, stats: Any, dout: Any, need_slopes: bool) -> tuple[Any, Any]:
-    need_slopes = need_slopes and problem.has_alibi
+def _dq(
+    problem: Problem, t: Tensors, given: Given, stats: Any, *, make_stats: bool, slopes: bool
+) -> tuple[Any, Any]:
+    """(dq, dalibi)."""
+    slopes = slopes and problem.has_alibi
     dq = torch.empty_like(t.q)
     if stats.numel() == 0:
-        zeros = torch.zeros((problem.B, problem.H), device=t.q.device) if need_slopes else None
-        return dq, zeros
+        return dq, torch.zeros((problem.B, problem.H), device=t.q.device) if slopes else None
     config = _config(problem, "dq", t.q)
     slots, planes = args.query_slots(problem, config.block_m), args.planes(problem, problem.H)
     lists = _summary(problem, t, "dq") if problem.has_keep else None
-    parts = torch.empty((slots, planes), dtype=torch.float32, device=stats.device) if need_slopes else None
+    parts = torch.empty((slots, planes), dtype=torch.float32, device=stats.device) if slopes else None
+    made_from = (given.out, given.lse, given.dlse) if make_stats else (None, None, None)
     arrays = (
-        *(t.q, t.k, t.v, dout, *stats, dq, parts),
+        *(t.q, t.k, t.v, given.dout, *stats, dq, parts, *made_from),
         *(t.bias, t.keep, t.alibi_slopes, t.bounds, t.rng, lists, t.cu_q, t.cu_k),
     )
 
     def build() -> Plan:
         named = {
-            **_streams(problem, t, lists, dout),
+            **_streams(problem, t, lists, given.dout),
+            **args.given_strides(problem, given),
             **args.strides("dq", dq, "bhmd"),
             **args.grid(problem, slots, problem.H, args.BACKWARD_BUDGET),
             **args.blocks(problem, config),
-            "NEED_SLOPES": need_slopes,
+            "NEED_SLOPES": slopes,
+            "MAKE_STATS": make_stats,
             "WIDE": args.wide(config.block_n, problem, t.k, t.v),
         }
         boxes = args.boxes(problem, config, config.block_n, {1: t.k, 2: t.v})

@@ -40,6 +40,7 @@ TYPES = {
     torch.float16: "fp16",
     torch.float32: "fp32",
     torch.bool: "i1",
+    torch.int8: "i8",
     torch.int32: "i32",
     torch.int64: "i64",
 }
@@ -106,7 +107,9 @@ def resources(compiled: Any, architecture: str) -> Resources:
     shared = int(compiled.metadata.shared)
     if architecture.startswith("gfx"):
         text = compiled.asm["amdgcn"]
-        registers, spills = (_number(rf"\.{name}:\s+(\d+)", text) for name in ("vgpr_count", "vgpr_spill_count"))
+        registers, spills = (
+            _number(rf"\.{name}:\s+(\d+)", text) for name in ("vgpr_count", "vgpr_spill_count")
+        )
     else:
         text = _usage(compiled.asm["cubin"])
         registers, spills = _number(r"REG:(\d+)", text), _number(r"STACK:(\d+)", text)
@@ -125,5 +128,7 @@ def _usage(cubin: bytes) -> str:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        done = subprocess.run([str(tool), "--dump-resource-usage", file.name], capture_output=True, text=True, check=True)
+        done = subprocess.run(
+            [str(tool), "--dump-resource-usage", file.name], capture_output=True, text=True, check=True
+        )
     return done.stdout

@@ -79,7 +79,9 @@ class Plan:
             # packed rows have no batch axis; the stride of an axis of length 1 is never used
             lead = [1] * (4 - x.dim())
             shape, strides = [*lead, *x.shape], [*(16 * at for at in lead), *x.stride()]
-            known = TensorDescriptor(Address(x.data_ptr(), x.dtype), shape, strides, [1, 1, *self.boxes[index]])
+            known = TensorDescriptor(
+                Address(x.data_ptr(), x.dtype), shape, strides, [1, 1, *self.boxes[index]]
+            )
             self.descriptors[key] = known
         return known
 
@@ -92,7 +94,9 @@ class Plan:
         if self.boxes:
             arrays = tuple(self.described(arrays))
         if self.launch is not None:
-            self.launch(*[x if x is None or type(x) is TensorDescriptor else x.data_ptr() for x in arrays], *self.tail)
+            self.launch(
+                *[x if x is None or type(x) is TensorDescriptor else x.data_ptr() for x in arrays], *self.tail
+            )
             return
         # Triton's own path compiles, checks the arrays and launches
         compiled = self.kernel[(self.programs,)](*arrays, *self.tail, **self.options)

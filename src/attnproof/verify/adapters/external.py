@@ -33,34 +33,81 @@ def _no_zero_sizes(case: Case) -> str | None:
 def _flash_limits(case: Case) -> str | None:
     if case.D % 8 or case.D > 256:
         return "head dims are multiples of 8 up to 256"
-    if case.D != case.Dv:
+    if case.Dv != case.D:
         return "q and v have one head dim"
     return _no_zero_sizes(case)
 
 
-def _flash2(q: Any, k: Any, v: Any, *, causal: bool, scale: float, window: tuple[int, int] | None = None,
-            alibi_slopes: Any = None, softcap: float | None = None) -> Any:
+def _flash2(
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    causal: bool,
+    scale: float,
+    window: tuple[int, int] | None = None,
+    alibi_slopes: Any = None,
+    softcap: float | None = None,
+) -> Any:
     from flash_attn import flash_attn_func
 
-    out, lse, _ = flash_attn_func(q, k, v, softmax_scale=scale, causal=causal, window_size=window or (UNBOUNDED, UNBOUNDED),
-                                  alibi_slopes=alibi_slopes, softcap=softcap or 0.0, return_attn_probs=True)
+    out, lse, _ = flash_attn_func(
+        q,
+        k,
+        v,
+        softmax_scale=scale,
+        causal=causal,
+        window_size=window or (UNBOUNDED, UNBOUNDED),
+        alibi_slopes=alibi_slopes,
+        softcap=softcap or 0.0,
+        return_attn_probs=True,
+    )
     return out, lse
 
 
-def _flash3(q: Any, k: Any, v: Any, *, causal: bool, scale: float, window: tuple[int, int] | None = None,
-            softcap: float | None = None) -> Any:
+def _flash3(
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    causal: bool,
+    scale: float,
+    window: tuple[int, int] | None = None,
+    softcap: float | None = None,
+) -> Any:
     from flash_attn_interface import flash_attn_func
 
-    return _first_two(flash_attn_func(q, k, v, softmax_scale=scale, causal=causal, window_size=window or (UNBOUNDED, UNBOUNDED),
-                                      softcap=softcap or 0.0))
+    return _first_two(
+        flash_attn_func(
+            q,
+            k,
+            v,
+            softmax_scale=scale,
+            causal=causal,
+            window_size=window or (UNBOUNDED, UNBOUNDED),
+            softcap=softcap or 0.0,
+        )
+    )
 
 
-def _flash4(q: Any, k: Any, v: Any, *, causal: bool, scale: float, window: tuple[int, int] | None = None,
-            softcap: float | None = None) -> Any:
+def _flash4(
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    causal: bool,
+    scale: float,
+    window: tuple[int, int] | None = None,
+    softcap: float | None = None,
+) -> Any:
     from flash_attn.cute import flash_attn_func
 
     sides = (None, None) if window is None else tuple(None if side == UNBOUNDED else side for side in window)
-    return _first_two(flash_attn_func(q, k, v, softmax_scale=scale, causal=causal, window_size=sides, softcap=softcap or 0.0))
+    return _first_two(
+        flash_attn_func(
+            q, k, v, softmax_scale=scale, causal=causal, window_size=sides, softcap=softcap or 0.0
+        )
+    )
 
 
 def _first_two(result: Any) -> Any:
@@ -79,14 +126,33 @@ def _xformers(q: Any, k: Any, v: Any, *, causal: bool, scale: float, bias: Any =
     return memory_efficient_attention(q, k, v, attn_bias=mask, scale=scale)
 
 
-def _flashinfer(q: Any, k: Any, v: Any, *, causal: bool, scale: float, window: tuple[int, int] | None = None,
-                softcap: float | None = None) -> Any:
+def _flashinfer(
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    causal: bool,
+    scale: float,
+    window: tuple[int, int] | None = None,
+    softcap: float | None = None,
+) -> Any:
     import torch
     from flashinfer import single_prefill_with_kv_cache
 
     left = UNBOUNDED if window is None else window[0]
-    parts = [single_prefill_with_kv_cache(q[b], k[b], v[b], causal=causal, sm_scale=scale, window_left=left,
-                                          logits_soft_cap=softcap or 0.0, return_lse=True) for b in range(q.shape[0])]
+    parts = [
+        single_prefill_with_kv_cache(
+            q[b],
+            k[b],
+            v[b],
+            causal=causal,
+            sm_scale=scale,
+            window_left=left,
+            logits_soft_cap=softcap or 0.0,
+            return_lse=True,
+        )
+        for b in range(q.shape[0])
+    ]
     # its lse is a base-2 logarithm, [T, H]
     lse = torch.stack([lse.transpose(0, 1) for _, lse in parts]) * 0.6931471805599453
     return torch.stack([out for out, _ in parts]), lse
@@ -99,15 +165,29 @@ def _xformers_limits(case: Case) -> str | None:
 
 
 def _flashinfer_limits(case: Case) -> str | None:
-    if case.window[1] not in (UNBOUNDED, 0) or (case.window[1] == 0) != case.causal and case.window != (UNBOUNDED, UNBOUNDED):
+    if case.window[1] not in (UNBOUNDED, 0) or (
+        (case.window[1] == 0) != case.causal and case.window != (UNBOUNDED, UNBOUNDED)
+    ):
         return "windows go with causal and have a left side only"
     return _flash_limits(case)
 
 
 ADAPTERS: dict[str, tuple[str, Callable[..., Any], Traits]] = {
     "flash_attn": ("flash_attn", _flash2, Traits(layout="bmhd", dtypes=HALF, limits=_flash_limits)),
-    "flash_attn:3": ("flash_attn_interface", _flash3, Traits(layout="bmhd", dtypes=HALF, limits=_flash_limits)),
+    "flash_attn:3": (
+        "flash_attn_interface",
+        _flash3,
+        Traits(layout="bmhd", dtypes=HALF, limits=_flash_limits),
+    ),
     "flash_attn:4": ("flash_attn.cute", _flash4, Traits(layout="bmhd", dtypes=HALF, limits=_no_zero_sizes)),
-    "xformers": ("xformers", _xformers, Traits(layout="bmhd", align="top_left", dtypes=(*HALF, "float32"), limits=_xformers_limits)),
-    "flashinfer": ("flashinfer", _flashinfer, Traits(layout="bmhd", dtypes=HALF, limits=_flashinfer_limits, backward="inference only")),
+    "xformers": (
+        "xformers",
+        _xformers,
+        Traits(layout="bmhd", align="top_left", dtypes=(*HALF, "float32"), limits=_xformers_limits),
+    ),
+    "flashinfer": (
+        "flashinfer",
+        _flashinfer,
+        Traits(layout="bmhd", dtypes=HALF, limits=_flashinfer_limits, backward="inference only"),
+    ),
 }

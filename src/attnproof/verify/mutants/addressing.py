@@ -143,7 +143,13 @@ ADDRESSING = (
     Operator(
         "head-dim-64",
         "only the first 64 channels enter the dot product",
-        ((LOOP, "s = capped = product(scaled_q, k.T)", "s = capped = product(scaled_q[:, :64], k[:, :64].T)"),),
+        (
+            (
+                LOOP,
+                "s = capped = product(scaled_q, k.T)",
+                "s = capped = product(scaled_q[:, :64], k[:, :64].T)",
+            ),
+        ),
     ),
     Operator(
         "value-dim-of-keys",

@@ -20,7 +20,9 @@ GRADIENTS = (
         "the gradient of the lse has the wrong sign",
         ((LOOP, "return delta - np.where(dead", "return delta + np.where(dead"),),
     ),
-    Operator("dk-unscaled", "dk forgets the scale", ((LOOP, "+= scale * product(ds.T, q)", "+= product(ds.T, q)"),)),
+    Operator(
+        "dk-unscaled", "dk forgets the scale", ((LOOP, "+= scale * product(ds.T, q)", "+= product(ds.T, q)"),)
+    ),
     Operator(
         "dq-scaled-twice",
         "dq gets the scale twice",

@@ -160,9 +160,9 @@ def _appended(inputs: Inputs, k: Any, v: Any) -> tuple[Any, Any, Any]:
             slot, place = (row, at)
             if inputs.block_table is not None:
                 slot, place = inputs.block_table[row, at // inputs.case.page], at % inputs.case.page
-            for cache, new in ((k, inputs.k_new), (v, inputs.v_new)):
+            for kept, new in ((k, inputs.k_new), (v, inputs.v_new)):
                 assert isinstance(new, Placed)
-                cache[slot, :, place] = new.view()[row, :, token]
+                kept[slot, :, place] = new.view()[row, :, token]
     return k, v, inputs.lengths + np.int32(inputs.case.append)
 
 

@@ -4,8 +4,10 @@
     dv = dropout(P)^T dout     dk = scale * dS^T q         dq = scale * dS k
 
 ``dkdv_kernel`` owns a tile of keys and streams queries, with every tile transposed; ``dq_kernel`` owns a tile of
-queries and streams keys. Both rebuild P from lse (FlashAttention-2, arXiv 2307.08691, section 3.1.2). ``stats_kernel``
-runs before them. Mirror: ``backends/streaming.py``, backward.
+queries and streams keys; it runs first and leaves delta and the shift of P for the other. Both rebuild P from lse
+(FlashAttention-2, arXiv 2307.08691, section 3.1.2). ``stats_kernel`` makes the statistics alone, where dq is not asked for.
+
+Mirror: ``backends/streaming.py``, backward.
 """
 
 import triton
@@ -47,6 +49,23 @@ def load_stat(stat, rows, n_rows, other, CHECK: tl.constexpr):
     else:
         value = tl.load(stat + rows)
     return value
+
+
+@triton.jit
+def row_stats(
+    o_tile, do_tile, lse, dlse, rows, n_rows, stride_dlse, HAS_DLSE: tl.constexpr, FOLD: tl.constexpr
+):
+    """(shift, delta, lse) of some rows: delta = rowsum(out * dout) - dlse, shift = lse (in octaves if ``FOLD``), +inf for
+    rows that are dead or past the end, which makes their p 0.
+    """
+    delta = tl.sum(o_tile.to(tl.float32) * do_tile.to(tl.float32), 1)
+    if HAS_DLSE:
+        delta -= tl.load(dlse + rows.to(tl.int64) * stride_dlse, mask=rows < n_rows, other=0.0)
+    lse_rows = tl.load(lse + rows, mask=rows < n_rows, other=-INF)
+    shift = lse_rows
+    if FOLD:
+        shift = lse_rows * LOG2E
+    return tl.where(lse_rows == -INF, INF, shift), delta, lse_rows
 
 
 @triton.jit
@@ -98,29 +117,28 @@ def stats_kernel(
     h = plane % H
     rows = slot * BLOCK_M + tl.arange(0, BLOCK_M)
     cols = tl.arange(0, BLOCK_DV)
-    inside = rows < n_rows
-    o_ptrs = pointers(plane_base(out, b, h, 0, stride_ob, stride_oh, 0), rows, cols, stride_om, stride_od, True)
-    do_ptrs = pointers(plane_base(dout, b, h, 0, stride_dob, stride_doh, 0), rows, cols, stride_dom, stride_dod, True)
-    o_tile = load_rows(o_ptrs, rows, n_rows, cols, DV, BLOCK_DV, True).to(tl.float32)
-    do_tile = load_rows(do_ptrs, rows, n_rows, cols, DV, BLOCK_DV, True).to(tl.float32)
-    row_sum = tl.sum(o_tile * do_tile, 1)
+    o_ptrs = pointers(
+        plane_base(out, b, h, 0, stride_ob, stride_oh, 0), rows, cols, stride_om, stride_od, True
+    )
+    do_ptrs = pointers(
+        plane_base(dout, b, h, 0, stride_dob, stride_doh, 0), rows, cols, stride_dom, stride_dod, True
+    )
+    o_tile = load_rows(o_ptrs, rows, n_rows, cols, DV, BLOCK_DV, True)
+    do_tile = load_rows(do_ptrs, rows, n_rows, cols, DV, BLOCK_DV, True)
+    lse = plane_base(lse, b, h, 0, stride_lseb, stride_lseh, 0)
     if HAS_DLSE:
         dlse = plane_base(dlse, b, h, 0, stride_dlseb, stride_dlseh, 0)
-        row_sum -= tl.load(dlse + rows.to(tl.int64) * stride_dlsem, mask=inside, other=0.0)
-    lse = plane_base(lse, b, h, 0, stride_lseb, stride_lseh, 0)
-    lse_rows = tl.load(lse + rows, mask=inside, other=-INF)
-    dead = lse_rows == -INF
-    if FOLD:
-        octaves = lse_rows * LOG2E
-    else:
-        octaves = lse_rows
+    shift_rows, delta_rows, lse_rows = row_stats(
+        o_tile, do_tile, lse, dlse, rows, n_rows, stride_dlsem, HAS_DLSE, FOLD
+    )
     stat = b.to(tl.int64) * stride_statb + h.to(tl.int64) * stride_stath + rows
-    tl.store(shift + stat, tl.where(dead, INF, octaves), mask=inside)
-    tl.store(delta + stat, row_sum, mask=inside)
+    tl.store(shift + stat, shift_rows, mask=rows < n_rows)
+    tl.store(delta + stat, delta_rows, mask=rows < n_rows)
     if HAS_SINK:
         logit = tl.load(sink + h * stride_sink).to(tl.float32)
+        dead = lse_rows == -INF
         weight = tl.exp2((logit - tl.where(dead, 0.0, lse_rows)) * LOG2E)
-        tl.store(sink_parts + pid, -tl.sum(tl.where(dead, 0.0, weight * row_sum), 0))
+        tl.store(sink_parts + pid, -tl.sum(tl.where(dead, 0.0, weight * delta_rows), 0))
 
 
 @triton.jit(
@@ -254,7 +272,15 @@ def dkdv_kernel(
                 dp = dot(v_tile, tl.trans(do_tile), PRECISION)
                 delta_rows = load_stat(delta_base, rows, n_rows, 0.0, EDGE)
                 _, ds = score_gradient(
-                    p, dp, delta_rows[None, :], capped, cap, kept_pairs, inverse_keep, HAS_SOFTCAP, HAS_DROPOUT
+                    p,
+                    dp,
+                    delta_rows[None, :],
+                    capped,
+                    cap,
+                    kept_pairs,
+                    inverse_keep,
+                    HAS_SOFTCAP,
+                    HAS_DROPOUT,
                 )
                 dk_tile = dot_add(ds.to(q_tile.dtype), q_tile, dk_tile, PRECISION)  # ds in the dtype of q
     if HAS_DROPOUT:
@@ -268,11 +294,12 @@ def dkdv_kernel(
 @triton.jit(
     do_not_specialize=[
         *("M", "N", "B", "H", "group", "left", "right", "threshold", "n_slots", "n_planes", "swizzle"),
-        *("stride_listb", "stride_listh", "list_width"),
+        *("stride_listb", "stride_listh", "list_width", "stride_lseb", "stride_lseh"),
     ]
 )
 def dq_kernel(
     q, k, v, dout, shift, delta, dq, slope_parts,
+    out, lse, dlse,
     bias, keep, slopes, bounds, rng, lists,
     cu_q, cu_k,
     stride_qb, stride_qh, stride_qm, stride_qd,
@@ -280,6 +307,8 @@ def dq_kernel(
     stride_vb, stride_vh, stride_vn, stride_vd,
     stride_dob, stride_doh, stride_dom, stride_dod,
     stride_dqb, stride_dqh, stride_dqm, stride_dqd,
+    stride_ob, stride_oh, stride_om, stride_od,
+    stride_lseb, stride_lseh, stride_dlseb, stride_dlseh, stride_dlsem,
     stride_statb, stride_stath,
     stride_biasb, stride_biash, stride_biasm, stride_biasn,
     stride_keepb, stride_keeph, stride_keepm, stride_keepn,
@@ -294,6 +323,7 @@ def dq_kernel(
     ROWS: tl.constexpr, BANDED: tl.constexpr, TOP_LEFT: tl.constexpr,
     HAS_KEEP: tl.constexpr, HAS_BOUNDS: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_ALIBI: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr, HAS_DROPOUT: tl.constexpr, NEED_SLOPES: tl.constexpr,
+    MAKE_STATS: tl.constexpr, HAS_DLSE: tl.constexpr,
     FOLD: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr, HEAVY_LAST: tl.constexpr,
     TMA: tl.constexpr,
 ):  # fmt: skip
@@ -305,7 +335,9 @@ def dq_kernel(
     Mirror: streaming.backward, queries outer.
     """
     slot, plane = schedule(tl.program_id(0), n_slots, n_planes, swizzle, HEAVY_LAST)
-    b, h, tile, n_rows, q_row, n_keys, k_row = locate(slot, plane, cu_q, cu_k, None, M, N, B, H, BLOCK_M, ROWS)
+    b, h, tile, n_rows, q_row, n_keys, k_row = locate(
+        slot, plane, cu_q, cu_k, None, M, N, B, H, BLOCK_M, ROWS
+    )
     kv_head = h // group
     offset = n_keys - n_rows
     right = band_right(right, offset, TOP_LEFT)
@@ -326,8 +358,28 @@ def dq_kernel(
     do_tile = load_rows(do_ptrs, rows, n_rows, v_cols, DV, BLOCK_DV, True)  # [BLOCK_M, BLOCK_DV]
     shift_base = plane_base(shift, b, h, q_row, stride_statb, stride_stath, 1)
     delta_base = plane_base(delta, b, h, q_row, stride_statb, stride_stath, 1)
-    shift_rows = load_stat(shift_base, rows, n_rows, INF, True)
-    delta_rows = load_stat(delta_base, rows, n_rows, 0.0, True)
+    if MAKE_STATS:
+        # dout is here already: the pass over keys, which runs next, finds its statistics made
+        o_ptrs = pointers(
+            plane_base(out, b, h, q_row, stride_ob, stride_oh, stride_om),
+            rows,
+            v_cols,
+            stride_om,
+            stride_od,
+            True,
+        )
+        o_tile = load_rows(o_ptrs, rows, n_rows, v_cols, DV, BLOCK_DV, True)  # [BLOCK_M, BLOCK_DV]
+        lse = plane_base(lse, b, h, q_row, stride_lseb, stride_lseh, 1)
+        if HAS_DLSE:
+            dlse = plane_base(dlse, b, h, q_row, stride_dlseb, stride_dlseh, stride_dlsem)
+        shift_rows, delta_rows, _ = row_stats(
+            o_tile, do_tile, lse, dlse, rows, n_rows, stride_dlsem, HAS_DLSE, FOLD
+        )
+        tl.store(shift_base + rows, shift_rows, mask=rows < n_rows)
+        tl.store(delta_base + rows, delta_rows, mask=rows < n_rows)
+    else:
+        shift_rows = load_stat(shift_base, rows, n_rows, INF, True)
+        delta_rows = load_stat(delta_base, rows, n_rows, 0.0, True)
     if BANDED:
         last = tl.minimum(first + BLOCK_M, n_rows) - 1
         lo, full_lo, full_hi, hi = key_interval(first, last, offset, left, right, n_keys)

@@ -25,11 +25,9 @@ from .pieces import (
 )
 
 
-@triton.jit(
-    do_not_specialize=["M", "B", "H", "Hkv", "left", "right", "stride_lseb", "stride_lseh"]
-)
+@triton.jit(do_not_specialize=["M", "B", "H", "Hkv", "left", "right", "stride_lseb", "stride_lseh"])
 def decode_kernel(
-    q, k, v, out, lse, parts, part_lse,
+    q, k, v, out, lse, parts,
     slopes, sink, lengths, table,
     stride_qb, stride_qh, stride_qm, stride_qd,
     stride_kb, stride_kh, stride_kn, stride_kd,
@@ -49,7 +47,8 @@ def decode_kernel(
     """Computes: out and lse of one part of the keys for all queries of one key/value head.
 
     Grid: one program per (sequence, key/value head, part); with one part the result is final.
-    Shapes: a tile row is (member of the group, query), member-major; parts [B, H, M, SPLITS, DV] fp32.
+    Shapes: a tile row is (member of the group, query), member-major; parts fp32 [B, H, M, SPLITS, DV], then their lse
+    [B, H, M, SPLITS].
     Invariants: as forward_kernel; a part without keys has out 0 and lse -inf.
     Mirror: streaming.forward and online_softmax.merge.
     """
@@ -144,20 +143,21 @@ def decode_kernel(
         out_tile, lse_rows = finish(acc, m, l, lift, m, False)
         at = ((b.to(tl.int64) * H + heads) * M + rows) * SPLITS + part
         tl.store(parts + at[:, None] * DV + v_cols[None, :], out_tile, mask=inside)
+        part_lse = parts + B.to(tl.int64) * H * M * SPLITS * DV
         tl.store(part_lse + at, lse_rows, mask=real)
 
 
-@triton.jit(do_not_specialize=["M", "H", "stride_lseb", "stride_lseh"])
+@triton.jit(do_not_specialize=["M", "B", "H", "stride_lseb", "stride_lseh"])
 def combine_kernel(
-    parts, part_lse, out, lse, sink,
+    parts, out, lse, sink,
     stride_ob, stride_oh, stride_om, stride_od, stride_lseb, stride_lseh, stride_sink,
-    M, H,
+    M, B, H,
     SPLITS: tl.constexpr, BLOCK_S: tl.constexpr, DV: tl.constexpr, BLOCK_DV: tl.constexpr, HAS_SINK: tl.constexpr,
 ):  # fmt: skip
     """Computes: out and lse of one query from its parts, out = sum w_s out_s with w_s = exp(lse_s - lse).
 
     Grid: one program per query and head.
-    Shapes: parts [B, H, M, SPLITS, DV].
+    Shapes: parts as decode_kernel leaves them.
     Invariants: an empty part has weight 0; if all are empty the row is dead.
     Mirror: online_softmax.merge.
     """
@@ -167,7 +167,7 @@ def combine_kernel(
     b = pid // M // H
     all_splits = tl.arange(0, BLOCK_S)
     v_cols = tl.arange(0, BLOCK_DV)
-    row = part_lse + pid.to(tl.int64) * SPLITS
+    row = parts + B.to(tl.int64) * H * M * SPLITS * DV + pid.to(tl.int64) * SPLITS
     parts += pid.to(tl.int64) * SPLITS * DV
     lse_parts = tl.load(row + all_splits, mask=all_splits < SPLITS, other=-INF)
     top = tl.max(lse_parts, 0)

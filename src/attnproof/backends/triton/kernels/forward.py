@@ -53,7 +53,7 @@ def online_softmax(s, m, unit, EXACT: tl.constexpr):
 
 
 @triton.jit
-def finish(acc, m, l, lift, sink, HAS_SINK: tl.constexpr):
+def finish(acc, m, l, lift, sink, HAS_SINK: tl.constexpr):  # noqa: E741
     """(normalised rows, natural lse) from the running state; ``lift`` turns m into natural units.
 
     A dead row has l = 0: its output is 0 and its lse -inf, or the sink's logit.
@@ -87,7 +87,9 @@ def load_keys(
         ptrs = pointers(start, rows, cols, stride_row, stride_col, WIDE)
         tile = load_rows(ptrs, first + rows, n_keys, cols, WIDTH, PADDED, CHECK)
     elif ROWS == "paged":
-        ptrs = page_pointers(base, table, first + rows, n_keys, cols, stride_page, stride_row, stride_col, PAGE)
+        ptrs = page_pointers(
+            base, table, first + rows, n_keys, cols, stride_page, stride_row, stride_col, PAGE
+        )
         tile = load_rows(ptrs, first + rows, n_keys, cols, WIDTH, PADDED, CHECK)
     else:
         tile = load_streamed(
@@ -137,7 +139,9 @@ def forward_kernel(
     Mirror: streaming.forward.
     """
     slot, plane = schedule(tl.program_id(0), n_slots, n_planes, swizzle, HEAVY_LAST)
-    b, h, tile, n_rows, q_row, n_keys, k_row = locate(slot, plane, cu_q, cu_k, lengths, M, N, B, H, BLOCK_M, ROWS)
+    b, h, tile, n_rows, q_row, n_keys, k_row = locate(
+        slot, plane, cu_q, cu_k, lengths, M, N, B, H, BLOCK_M, ROWS
+    )
     kv_head = h // group
     offset = n_keys - n_rows
     right = band_right(right, offset, TOP_LEFT)
@@ -221,7 +225,9 @@ def forward_kernel(
             l = l * alpha + tl.sum(p, 1)  # noqa: E741
             acc = acc * alpha[:, None]
             if HAS_DROPOUT:
-                p = tl.where(kept(rng, b * H + h, rows, first_key, threshold, BLOCK_M, BLOCK_N, False), p, 0.0)
+                p = tl.where(
+                    kept(rng, b * H + h, rows, first_key, threshold, BLOCK_M, BLOCK_N, False), p, 0.0
+                )
             v_tile = load_keys(
                 v, v_base, table, b, kv_head, k_row, first_key, keys, n_keys, v_cols, stride_vb, stride_vn, stride_vd,
                 BLOCK_N, DV, BLOCK_DV, EDGE, WIDE, TMA, ROWS, PAGE,

@@ -82,16 +82,36 @@ def dbias_kernel(
         i = rows[:, None]
         j = keys[None, :]
         q_ptrs = pointers(
-            plane_base(q, b, h, q_row, stride_qb, stride_qh, stride_qm), rows, cols, stride_qm, stride_qd, True
+            plane_base(q, b, h, q_row, stride_qb, stride_qh, stride_qm),
+            rows,
+            cols,
+            stride_qm,
+            stride_qd,
+            True,
         )
         k_ptrs = pointers(
-            plane_base(k, b, kv_head, k_row, stride_kb, stride_kh, stride_kn), keys, cols, stride_kn, stride_kd, True
+            plane_base(k, b, kv_head, k_row, stride_kb, stride_kh, stride_kn),
+            keys,
+            cols,
+            stride_kn,
+            stride_kd,
+            True,
         )
         v_ptrs = pointers(
-            plane_base(v, b, kv_head, k_row, stride_vb, stride_vh, stride_vn), keys, v_cols, stride_vn, stride_vd, True
+            plane_base(v, b, kv_head, k_row, stride_vb, stride_vh, stride_vn),
+            keys,
+            v_cols,
+            stride_vn,
+            stride_vd,
+            True,
         )
         do_ptrs = pointers(
-            plane_base(dout, b, h, q_row, stride_dob, stride_doh, stride_dom), rows, v_cols, stride_dom, stride_dod, True
+            plane_base(dout, b, h, q_row, stride_dob, stride_doh, stride_dom),
+            rows,
+            v_cols,
+            stride_dom,
+            stride_dod,
+            True,
         )
         q_tile = load_rows(q_ptrs, rows, n_rows, cols, D, BLOCK_D, True)  # [BLOCK_M, BLOCK_D]
         k_tile = load_rows(k_ptrs, keys, n_keys, cols, D, BLOCK_D, True)  # [BLOCK_N, BLOCK_D]
@@ -141,7 +161,9 @@ def dbias_kernel(
         acc = tl.where((block_keys == 0)[None, :], tl.sum(acc, 1)[:, None], 0.0)
         n_index = tl.where(block_keys == 0, 0, N)
     inside = (m_index < M)[:, None] & (n_index < N)[None, :]
-    ptrs = dbias + m_index.to(tl.int64)[:, None] * stride_dbiasm + n_index.to(tl.int64)[None, :] * stride_dbiasn
+    ptrs = (
+        dbias + m_index.to(tl.int64)[:, None] * stride_dbiasm + n_index.to(tl.int64)[None, :] * stride_dbiasn
+    )
     tl.store(ptrs, acc.to(dbias.dtype.element_ty), mask=inside)
 
 

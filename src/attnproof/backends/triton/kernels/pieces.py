@@ -235,7 +235,12 @@ def cut_tiles(lo, full_lo, full_hi, hi, n, BLOCK: tl.constexpr, TAIL_IS_EDGE: tl
     full_stop = tl.minimum(tl.maximum(full_stop, full_start), stop)
     # an empty interval may have lo past hi
     some = hi > lo
-    return tl.where(some, start, stop), tl.where(some, full_start, stop), tl.where(some, full_stop, stop), stop
+    return (
+        tl.where(some, start, stop),
+        tl.where(some, full_start, stop),
+        tl.where(some, full_stop, stop),
+        stop,
+    )
 
 
 @triton.jit
