@@ -2,7 +2,7 @@
 # Both create .venv on first use and are safe to run again; nothing outside this folder is written.
 #   PYTHON=python3.12     another interpreter (3.10 or newer)
 #   TORCH='torch==2.12.0' another torch; an empty value keeps the one that .venv already has
-#   PYTEST='tests/unit'   only these tests (the coverage bar is then not applied)
+#   PYTEST='tests/unit'   only these tests
 SHELL := /bin/bash
 PYTHON ?= python3
 TORCH ?= torch==2.13.0
@@ -16,7 +16,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 # the theme prints an advertisement about its own future otherwise
 export NO_MKDOCS_2_WARNING := 1
 
-.PHONY: help verify test lint docs unit gpu changelog clean
+.PHONY: help verify test lint types docs unit coverage gpu changelog clean
 .DELETE_ON_ERROR:
 
 help:
@@ -30,20 +30,25 @@ verify: $(VENV)/.ready-run ## environment, install, the named cases and the real
 	$(BIN)/attnproof verify --quick
 	$(BIN)/attnproof verify --real
 
-test: lint docs unit ## environment, install, linters, documentation, all tests, coverage
+test: lint docs unit ## environment, install, linters, documentation, all tests
 
-lint: $(VENV)/.ready-test ## ruff, pyright, codespell
+lint: $(VENV)/.ready-test ## ruff, codespell
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/pyright --pythonpath $(BIN)/python
 	$(BIN)/codespell
+
+types: $(VENV)/.ready-test ## pyright, strict on host code
+	$(BIN)/pyright --pythonpath $(BIN)/python
 
 docs: $(VENV)/.ready-test ## the documentation site, every warning an error
 	$(BIN)/mkdocs build --strict --quiet --site-dir site
 
-unit: $(VENV)/.ready-test ## pytest; with the coverage bar unless PYTEST selects tests
-	$(BIN)/python -m pytest $(PYTEST) $(if $(PYTEST),,--cov --cov-report=json:.coverage.json)
-	$(if $(PYTEST),,$(BIN)/python tools/coverage_bar.py .coverage.json)
+unit: $(VENV)/.ready-test ## pytest, all of it or what PYTEST selects
+	$(BIN)/python -m pytest $(PYTEST)
+
+coverage: $(VENV)/.ready-test ## all tests under coverage, and the bar of 95% of lines
+	$(BIN)/python -m pytest --cov --cov-report=json:.coverage.json
+	$(BIN)/python tools/coverage_bar.py .coverage.json
 
 gpu: ## on a machine with CUDA or ROCm and torch installed: device tests and measurements, records under results/
 	$(PYTHON) tools/gpu.py

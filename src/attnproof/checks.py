@@ -259,6 +259,13 @@ def host_known(x: Any) -> bool:
     return ordinary and not is_functorch_wrapped_tensor(x)
 
 
+def torch_is_tracing(x: Any) -> bool:
+    """Whether a tensor stands for values that do not exist yet."""
+    import torch
+
+    return torch.compiler.is_compiling() or x.is_meta or type(x) not in (torch.Tensor, torch.nn.Parameter)
+
+
 def cumulative(name: str, cu: Any, tokens: int, q: Any, *, given: int | None, limit: str) -> tuple[Any, int]:
     """``cu_seqlens``: int32 [B + 1], 0 first, never decreasing, at most ``tokens``; and the longest length."""
     cu = as_int32(name, cu, q)
@@ -267,6 +274,8 @@ def cumulative(name: str, cu: Any, tokens: int, q: Any, *, given: int | None, li
     if given is not None:
         given = _length(limit, given)
     if not host_known(cu):
+        if given is None and is_torch(cu) and torch_is_tracing(cu):
+            raise ShapeError(expected(limit, "an int, because lengths are not known in a traced call", None))
         if given is None:
             given = int((cu[1:] - cu[:-1]).max()) if cu.shape[0] > 1 else 0
         return cu, given
@@ -285,13 +294,9 @@ def cumulative(name: str, cu: Any, tokens: int, q: Any, *, given: int | None, li
     return cu, longest
 
 
-def _is_integer(x: Any) -> bool:
-    """An int of Python or NumPy, or a size that torch carries as a symbol while it compiles."""
-    return isinstance(x, (int, np.integer)) or type(x).__name__ == "SymInt"
-
-
 def _length(name: str, x: Any) -> int:
-    if isinstance(x, bool) or not _is_integer(x):
+    # a symbolic length of a traced call is no int: what is refused is named, not what is taken
+    if is_torch(x) or isinstance(x, (bool, float, str, np.ndarray)):
         raise DtypeError(
             expected(name, "a Python int (reading a tensor would wait for the device)", type(x).__name__)
         )

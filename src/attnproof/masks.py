@@ -42,6 +42,11 @@ class Term(Protocol):
         """For how many sequences it was built; 1 fits any number."""
         ...
 
+    @property
+    def on_host(self) -> bool:
+        """Whether its numbers are NumPy's; those of a compiled call are tensors."""
+        ...
+
     def bounds(self, i: Int, m: int, n: int, b: int) -> tuple[Int, Int]:
         """``(lo, hi)``, int64 [len(i)], for query rows ``i`` of ``m`` and ``n`` keys."""
         ...
@@ -56,6 +61,7 @@ class Prefix:
     """Causal, except that the first ``lengths[b]`` keys are seen by every query."""
 
     lengths: tuple[int, ...]
+    on_host = True
 
     @property
     def batch(self) -> int:
@@ -86,6 +92,11 @@ class Explicit:
         """See ``Term.batch``."""
         return 1 if self.lo.ndim == 1 else len(self.lo)
 
+    @property
+    def on_host(self) -> bool:
+        """See ``Term.on_host``."""
+        return not is_torch(self.lo)
+
     def bounds(self, i: Int, m: int, n: int, b: int) -> tuple[Int, Int]:
         """See ``Term.bounds``."""
         lo, hi = (x if x.ndim == 1 else x[b if len(x) > 1 else 0] for x in (self.lo, self.hi))
@@ -102,7 +113,9 @@ class Explicit:
             raise ShapeError(expected("mask", f"intervals for 1 or {batch} sequences", len(self.lo)))
         made, got = (self.lo.shape[-1], self.keys), (m, n)
         if any(size is not None and size != have for size, have in zip(got, made, strict=True)):
-            raise ShapeError(expected("mask", f"a mask made for lengths {(m, n)}", f"one for {made}"))
+            # a size may be a symbol of a compiled call: its number is what the reader needs
+            wanted = tuple(None if size is None else int(size) for size in got)
+            raise ShapeError(expected("mask", f"a mask made for lengths {wanted}", f"one for {made}"))
 
 
 @dataclass(frozen=True, eq=False)

@@ -327,7 +327,8 @@ def _bounds(mask: Mask, tensors: Tensors, sizes: _Sizes) -> Any:
     for term in mask.terms:
         term.check(sizes.B, sizes.M if fixed else None, sizes.N if fixed else None)
     lengths = [x for x in (tensors.cu_q, tensors.cu_k, tensors.lengths) if x is not None]
-    if is_torch(tensors.q) and not all(checks.host_known(x) for x in (tensors.q, *lengths)):
+    known = all(checks.host_known(x) for x in (tensors.q, *lengths))
+    if is_torch(tensors.q) and not (known and all(term.on_host for term in mask.terms)):
         return explicit_bounds(mask.terms, *_rows_of_device(tensors, sizes))
     return _bounds_on_host(Mask(terms=mask.terms), tensors, sizes)
 

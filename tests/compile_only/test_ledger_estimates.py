@@ -7,7 +7,8 @@ import warnings
 import pytest
 
 from attnproof.ledger.hardware import KIB, get
-from attnproof.ledger.tiles import STYLES, Job, Tile, candidate
+from attnproof.ledger.resources import STYLES, Job, Tile
+from attnproof.ledger.tiles import candidate
 from attnproof.problem import Options, bind
 
 torch = pytest.importorskip("torch")

@@ -21,7 +21,13 @@ PAGES = [
     *sorted((ROOT / "docs").rglob("*.md")),
 ]
 FENCE = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-COMMANDS = ("make", "attnproof")
+COMMANDS = ("make", "attnproof", "pip")
+
+
+def extras(arguments: list[str]) -> set[str]:
+    """Extras of the package that a `pip install` asks for."""
+    named = re.findall(r"(?:attnproof|\.)\[([\w,-]+)\]", " ".join(arguments))
+    return {extra for group in named for extra in group.split(",")}
 
 
 def fenced(page: Path, language: str) -> list[tuple[int, str]]:
@@ -65,6 +71,11 @@ def test_a_shown_command_exists_and_a_shown_output_is_what_it_prints(block: str)
         assert program in COMMANDS
         if program == "make":
             assert name in targets
+            continue
+        if program == "pip":
+            project = (ROOT / "pyproject.toml").read_text()
+            missing = [extra for extra in extras(arguments) if f"\n{extra} = [" not in project]
+            assert ("install", []) == (name, missing)
             continue
         if len(commands) == len(lines):
             shown = CliRunner().invoke(build(), [name, "--help"])

@@ -22,8 +22,12 @@ BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 
 @pytest.fixture(autouse=True)
 def seeded() -> Iterator[None]:
+    """Equal inputs, and no plan of a test that changed how calls are planned."""
+    from attnproof.backends.triton import registry
+
     torch.manual_seed(0)
     yield
+    registry.forget()
     torch.cuda.empty_cache()
 
 
@@ -152,10 +156,10 @@ def test_more_sequences_than_a_grid_axis_holds() -> None:
 
 def test_a_failed_launch_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     """30: a launch that the device refuses must not return unwritten memory."""
-    from attnproof.backends.triton import configs, launch
+    from attnproof.backends.triton import configs, registry
 
-    monkeypatch.setattr(launch, "_PLANS", {})
-    monkeypatch.setattr(launch, "_config", lambda *_: configs.Config(128, 128, 8, 6))
+    registry.forget()
+    monkeypatch.setattr(registry, "config_of", lambda *_: configs.Config(128, 128, 8, 6))
     q, k, v = (randn(1, 2, 300, 256) for _ in range(3))
     with pytest.raises(Exception, match="shared memory|resource"):
         attention(q, k, v, backend="triton")
@@ -163,12 +167,12 @@ def test_a_failed_launch_raises(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_forward_and_backward_tiles_may_differ(monkeypatch: pytest.MonkeyPatch) -> None:
     """33: a pre-pass on the forward's grid left part of delta garbage."""
-    from attnproof.backends.triton import launch
+    from attnproof.backends.triton import registry
     from attnproof.backends.triton.configs import Config
 
     sizes = {"forward": (128, 64), "dkdv": (64, 128), "dq": (32, 64)}
-    monkeypatch.setattr(launch, "_PLANS", {})
-    monkeypatch.setattr(launch, "_config", lambda p, which, x: Config(*sizes[which], 4, 1))
+    registry.forget()
+    monkeypatch.setattr(registry, "config_of", lambda p, which, x: Config(*sizes[which], 4, 1))
     x = [randn(1, 2, 192, 64, dtype=FP16, grad=True) for _ in range(3)]
     dout = randn(1, 2, 192, 64, dtype=FP16)
     wide = [y.detach().double().requires_grad_() for y in x]
@@ -179,20 +183,16 @@ def test_forward_and_backward_tiles_may_differ(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize("m", [3, 5, 33])
-def test_nothing_is_stored_past_the_last_row(m: int) -> None:
+def test_nothing_is_stored_past_the_last_row(m: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """36: rows past M were stored into the neighbour's memory."""
     from attnproof.backends.triton import launch
 
     buffer = torch.full((4, m + 200, 64), 7.0, dtype=FP16, device="cuda")
     inner = buffer[:, 100 : 100 + m].unsqueeze(0)
-    taken = launch._empty_out
-    launch._empty_out = lambda *_: inner
-    try:
-        attention(
-            randn(1, 4, m, 64, dtype=FP16), *(randn(1, 4, 50, 64, dtype=FP16) for _ in "kv"), backend="triton"
-        )
-    finally:
-        launch._empty_out = taken
+    monkeypatch.setattr(launch, "empty_out", lambda *_: inner)
+    attention(
+        randn(1, 4, m, 64, dtype=FP16), *(randn(1, 4, 50, 64, dtype=FP16) for _ in "kv"), backend="triton"
+    )
     assert torch.all(buffer[:, :100] == 7.0)
     assert torch.all(buffer[:, 100 + m :] == 7.0)
 
@@ -376,14 +376,14 @@ def test_many_repeats_of_a_backward_agree() -> None:
 @pytest.mark.parametrize("n", [512, 4096])
 def test_descriptors_and_pointers_give_the_same_bits(n: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tensor descriptors are the fast way in, not another result."""
-    from attnproof.backends.triton import arguments, configs, launch
+    from attnproof.backends.triton import arguments, configs, registry
 
     x = [randn(2, 4, n + 37, 128, grad=True) for _ in range(3)]
     dout = randn(2, 4, n + 37, 128)
     monkeypatch.setattr(configs, "DESCRIPTOR_WORK", 0)
 
     def run() -> Any:
-        monkeypatch.setattr(launch, "_PLANS", {})
+        registry.forget()
         out = attention(*x, causal=True, window=(700, 0), backend="triton")
         return (out, *torch.autograd.grad(out, x, dout))
 
@@ -399,10 +399,10 @@ def test_narrow_head_dims_are_repeatable(
     d: int, dv: int, causal: bool, work: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A narrow operand of a warpgroup product was read from outside its memory: other bits at every call."""
-    from attnproof.backends.triton import configs, launch
+    from attnproof.backends.triton import configs, registry
 
     monkeypatch.setattr(configs, "DESCRIPTOR_WORK", work)
-    monkeypatch.setattr(launch, "_PLANS", {})
+    registry.forget()
     x = [randn(1, 2, 300, d, grad=True), randn(1, 2, 300, d, grad=True), randn(1, 2, 300, dv, grad=True)]
     dout = randn(1, 2, 300, dv)
     wide = [y.detach().double().requires_grad_() for y in x]
@@ -418,9 +418,10 @@ def test_narrow_head_dims_are_repeatable(
 
 def test_neighbour_sequences_never_leak(monkeypatch: pytest.MonkeyPatch) -> None:
     """Packed tiles read past their sequence; NaN in the next one must not arrive, forward or backward."""
-    from attnproof.backends.triton import configs
+    from attnproof.backends.triton import configs, registry
 
     monkeypatch.setattr(configs, "DESCRIPTOR_WORK", 0)
+    registry.forget()
     lengths = [100, 77, 64, 200]
     ends = [0, *(sum(lengths[: at + 1]) for at in range(4))]
     cu = torch.tensor(ends, dtype=torch.int32, device="cuda")

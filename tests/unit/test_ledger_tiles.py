@@ -4,18 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from attnproof.ledger import resources
 from attnproof.ledger.hardware import KIB, get, names
-from attnproof.ledger.tiles import (
-    PASSES,
-    STYLES,
-    Job,
-    Tile,
-    candidate,
-    plan,
-    register_estimate,
-    shared_memory,
-    style_of,
-)
+from attnproof.ledger.resources import PASSES, STYLES, Job, Tile, register_estimate, shared_memory, style_of
+from attnproof.ledger.tiles import candidate, plan
 
 GPUS = [name for name in names() if name != "cpu"]
 
@@ -215,13 +207,13 @@ def test_the_shared_memory_of_specialised_kernels_matches_the_compiler_up_to_bar
     ],
 )
 def test_the_first_choice_on_an_h200_is_the_tile_that_measured_fastest(d, causal, tiles) -> None:
-    best = plan(get("h200"), job(d, causal=causal)).best
+    best = plan(get("h200"), job(d, causal=causal), STYLES["specialised"]).best
     assert best is not None
     assert (best.tile.block_q, best.tile.block_k) in tiles
 
 
 def test_the_tile_that_measured_fastest_at_d_128_is_within_three_percent_of_the_first_choice() -> None:
-    found = plan(get("h200"), job(128)).fitting
+    found = plan(get("h200"), job(128), STYLES["specialised"]).fitting
     measured = next(c for c in found if c.tile == Tile(128, 128, 8, 2))
     assert measured.seconds <= 1.03 * found[0].seconds
 
@@ -243,9 +235,19 @@ def test_where_nothing_fits_the_plan_names_the_nearest_tile(name, d, why) -> Non
     assert closest.refused.startswith(why)
 
 
+def test_the_style_follows_the_backends_that_are_there(monkeypatch) -> None:
+    """A plan for kernels that a user does not have would be no help."""
+    names = {}
+    for there in ((), ("hopper",)):
+        monkeypatch.setattr(resources, "backends", lambda there=there: there)
+        names[there] = [
+            style_of(get("h200"), job(d, kernel)).name for d, kernel in ((128, "forward"), (256, "dkdv"))
+        ]
+    assert names == {(): ["wgmma", "wgmma"], ("hopper",): ["specialised", "split"]}
+
+
 def test_a_backward_at_d_256_on_an_h200_splits_the_work_between_warpgroups() -> None:
-    assert style_of(get("h200"), job(256, "dkdv")).name == "split"
-    best = plan(get("h200"), job(256, "dkdv")).best
+    best = plan(get("h200"), job(256, "dkdv"), STYLES["split"]).best
     assert best is not None
     assert (best.tile.block_q, best.tile.block_k) == (64, 64)
 

@@ -203,6 +203,16 @@ def test_accounts_can_be_replayed_in_a_row_and_reported_together() -> None:
     assert [k.kernel for k in memory.kernels] == ["forward", "delta", "dk, dv", "dq"]
 
 
+def test_streams_far_above_the_cache_are_counted_without_replaying_every_chunk(monkeypatch) -> None:
+    """A million keys must not take minutes; the short cut may only cost the cache's own size."""
+    call = Call.dense(8192)
+    exact = replay(accounts.eager(call), 1 << 19, 8)
+    monkeypatch.setattr("attnproof.ledger.cache.STREAM", 1 << 60)
+    slow = replay(accounts.eager(call), 1 << 19, 8)
+    assert abs(exact.total - slow.total) <= 4 << 19
+    assert exact.total >= 0.99 * accounts.eager(call).total
+
+
 # rooflines
 
 

@@ -123,7 +123,8 @@ def test_selftest_of_chosen_mutants_is_a_record(run: Run, monkeypatch: pytest.Mo
     )
     assert 0 == result.exit_code, result.output
     document = records.load(Path("self.json"))
-    assert [entry["status"] for entry in document["results"]] == ["KILLED", "KILLED", "GREEN"]
+    statuses = [entry["status"] for entry in document["results"] if "status" in entry]
+    assert statuses == ["KILLED", "KILLED", "GREEN"]
     assert (document["protocol"]["dead"], document["protocol"]["alarms"]) == (2, 0)
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from attnproof import cases
 from attnproof.verify import probes, selftest, suite, tiers
 from attnproof.verify.blas import one_thread
-from attnproof.verify.mutants import catalogue, kernel, matrix
+from attnproof.verify.mutants import catalogue, compiled, kernel, matrix
 from attnproof.verify.mutants.operator import Operator
 
 ANSWERS = suite.Answers()
@@ -83,10 +85,10 @@ def test_standard_finds_every_mutant_that_smoke_does_not() -> None:
 @pytest.mark.slow
 def test_correct_kernels_are_green_on_smoke_for_three_seeds() -> None:
     """Twenty seeds on standard are a record (results/cpu); this keeps the limits from being tightened blindly."""
-    alarms = []
-    for candidate in selftest.correct_kernels():
-        alarms += matrix.false_alarms(candidate, tiers.cases("smoke"), range(3))
-    assert [] == [f"{alarm.candidate} {alarm.case.id} seed {alarm.seed}: {alarm.reason}" for alarm in alarms]
+    green = matrix.judge_correct(list(selftest.correct_kernels()), tiers.cases("smoke"), range(3))
+    assert [] == [
+        f"{alarm.candidate} {alarm.case.id} seed {alarm.seed}: {alarm.reason}" for alarm in green.alarms
+    ]
 
 
 def test_the_stored_tiers_name_cases_that_exist_and_belong_to_these_mutants() -> None:
@@ -117,3 +119,42 @@ def test_probes_of_a_correct_kernel_are_all_fine() -> None:
     found = probes.probe(kernel.correct())
     assert {} == probes.failed(found)
     assert found["G10 path witness"].endswith("a kernel that does nothing fails")
+
+
+def test_peaks_say_how_much_room_the_limits_leave() -> None:
+    """The calibration: the largest z and use of the bound that a correct kernel reached, and which check was closest."""
+    green = matrix.judge_correct([kernel.correct()], [cases.find("normal-128/bfloat16")], range(2))
+    peak = green.peaks["streaming", "bfloat16", "out"]
+    assert [] == green.alarms
+    assert (2, True, True) == (peak.results, 0.8 < peak.z_rms < 1.25, 0 < peak.closest < 1)
+
+
+COMPILED = """
+import os
+import numpy as np
+from attnproof.api import attention as right
+
+BROKEN = os.environ.get("ATTNPROOF_MUTANT", "")
+
+def attention(q, k, v, *, causal, scale, mask=None):
+    if BROKEN == "crashes":
+        os._exit(1)
+    out = right(q, k, v, causal=causal, scale=scale, mask=mask, backend="streaming")
+    return out * np.float32(1.01) if BROKEN == "one-percent" else out
+
+attention.attnproof = {"arrays": "numpy", "numerics": "precise", "dtypes": ["float16"]}
+attention.MUTANTS = {"one-percent": "results are one percent too large", "crashes": "the process ends", "none": "nothing"}
+"""
+
+
+def test_mutants_that_a_kernel_was_built_with_run_in_processes_of_their_own(tmp_path: Path) -> None:
+    """A compiled kernel carries its own mistakes, switched on by ATTNPROOF_MUTANT."""
+    path = tmp_path / "compiled.py"
+    path.write_text(COMPILED)
+    fates = compiled.self_test(f"{path}:attention", [cases.find("longer-queries-causal/float16")])
+    assert [("one-percent", True), ("crashes", True), ("none", False)] == [
+        (fate.operator.name, fate.dead) for fate in fates
+    ]
+    assert "the child process died" in fates[1].how
+    with pytest.raises(ValueError, match="attnproof:streaming has no MUTANTS"):
+        compiled.mutants_of("attnproof:streaming")

@@ -19,7 +19,7 @@ from ..backends import Backend
 from ..checks import rng
 from ..masks import Mask
 from ..problem import Options, Problem, Tensors, bind_call
-from .function import PLAIN, attend
+from .function import TENSORS, attend
 
 Before = Callable[[], None]
 
@@ -104,7 +104,7 @@ def _structure(kind: str, arrays: tuple[Any, ...], options: Options) -> Any:
     """
     q, k, v, *rest = arrays
     causal, window, mask, bias, slopes, softcap, sink, scale, dropout_p, seed, *_ = options
-    if not (type(q) in PLAIN and type(k) in PLAIN and type(v) in PLAIN):
+    if not (type(q) in TENSORS and type(k) in TENSORS and type(v) in TENSORS):
         return None
     if type(causal) is not bool or type(window) is not tuple:
         return None
@@ -118,20 +118,23 @@ def _structure(kind: str, arrays: tuple[Any, ...], options: Options) -> Any:
     if any(x is False for x in extras):
         return None
     shapes = (q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype, q.device, k.device, v.device)
-    return (kind, shapes, options, types, *extras, dispatch.ORDER)
+    strict = not options.deterministic and torch.are_deterministic_algorithms_enabled()
+    return (kind, shapes, options, types, strict, *extras, dispatch.ORDER)
 
 
 def _described_index(x: Any) -> Any:
     """What validation sees of lengths, tables and bounds of lengths; False where it reads them."""
-    if not isinstance(x, Tensor):
-        return type(x), x
-    return (x.shape, x.dtype, x.device) if type(x) in PLAIN and x.device.type != "cpu" else False
+    if x is None or type(x) is int:
+        return x
+    return (x.shape, x.dtype, x.device) if type(x) in TENSORS and x.device.type != "cpu" else False
 
 
 def _described(x: Any) -> Any:
     """What validation sees of an optional tensor, or of a mask that is a band; False if it sees more."""
-    if type(x) in PLAIN:
-        return (x.shape, x.dtype, x.device) if x is not None else None
+    if x is None:
+        return None
+    if type(x) in TENSORS:
+        return x.shape, x.dtype, x.device
     if isinstance(x, Mask) and not (x.terms or x.keep):
         return x.left, x.right, x.top_left
     return False

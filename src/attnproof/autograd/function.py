@@ -15,7 +15,8 @@ from ..problem import GRADIENTS, Problem, Tensors
 from . import operators, transforms
 
 # what eager torch hands out; a subclass may be a fake, functional or distributed tensor and goes through the operators
-PLAIN = frozenset({Tensor, torch.nn.Parameter, type(None)})
+TENSORS = frozenset({Tensor, torch.nn.Parameter})
+_PLAIN = TENSORS | {type(None)}
 
 
 def attend(backend: Backend, problem: Problem, tensors: Tensors) -> tuple[Tensor, Tensor]:
@@ -42,7 +43,7 @@ def _plain(tensors: tuple[Any, ...]) -> bool:
     return (
         not transforms.active()
         and not torch._C._len_torch_dispatch_stack()
-        and PLAIN.issuperset(map(type, tensors))
+        and _PLAIN.issuperset(map(type, tensors))
     )
 
 

@@ -167,7 +167,7 @@ def _new(like: Tensor, shape: Sequence[int], s: Settings, *, rows: bool) -> Tens
     return like.new_empty(shape)
 
 
-def _settled(x: Tensor, like: Tensor, s: Settings, *, rows: bool) -> Tensor:
+def _settled(x: Tensor, s: Settings, *, rows: bool) -> Tensor:
     """The result as the fake kernel announced it; a copy only where a backend stored it otherwise."""
     order = tuple(range(x.ndim))
     if rows and (s.rows == "packed" or s.layout == "bmhd"):
@@ -175,7 +175,7 @@ def _settled(x: Tensor, like: Tensor, s: Settings, *, rows: bool) -> Tensor:
     step = 1
     for axis in reversed(order):
         if x.stride(axis) != step:
-            return _new(like, x.shape, s, rows=rows).copy_(x)
+            return _new(x, x.shape, s, rows=rows).copy_(x)
         step *= max(x.shape[axis], 1)
     return x
 
@@ -193,7 +193,7 @@ def _split_backward(args: Sequence[Any]) -> tuple[Tensors, tuple[Any, ...], Sett
 def _forward(*args: Any) -> tuple[Tensor, Tensor]:
     tensors, s = _split(args)
     out, lse = dispatch.forward(dispatch.load(s.backend), problem_of(tensors, s), tensors)
-    return _settled(out, tensors.q, s, rows=True), lse.contiguous()
+    return _settled(out, s, rows=True), _settled(lse, s, rows=False)
 
 
 def _lse_like(q: Tensor) -> torch.dtype:
@@ -214,7 +214,7 @@ def _backward(*args: Any) -> tuple[Tensor, ...]:
     grads = run_backward(dispatch.load(s.backend), problem, tensors, out, lse, dout, dlse, needs)
     by_name: dict[str, Tensor] = dict(zip(GRADIENTS, grads, strict=True))
     return tuple(
-        _settled(by_name[name], tensors.q, s, rows=name in "qkv") if name in needs else tensors.q.new_empty(0)
+        _settled(by_name[name], s, rows=name in "qkv") if name in needs else tensors.q.new_empty(0)
         for name in GRADIENTS
     )
 

@@ -9,7 +9,17 @@ UNBOUNDED = -1
 
 # generators whose roundings are independent enough for the statistical gates; the others get the hard bound only
 RANDOM = frozenset(
-    {"normal", "uniform", "peaked4", "large_v", "common_k", "heavy_tail", "last_channels", "sink_token"}
+    {
+        "normal",
+        "uniform",
+        "peaked4",
+        "large_v",
+        "common_k",
+        "heavy_tail",
+        "last_channels",
+        "sink_token",
+        "nan_query",
+    }
 )
 GAUSSIAN = frozenset({"normal"})
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 
 from attnproof.cases.case import UNBOUNDED, Case
 
@@ -17,11 +18,11 @@ def _grow(case: Case, dtypes: Iterable[str]) -> list[Case]:
 
 
 def _dense(
-    name: str, group: str, M: int, N: int, dtypes: tuple[str, ...] = LOW, **options: object
+    name: str, group: str, M: int, N: int, dtypes: tuple[str, ...] = LOW, **options: Any
 ) -> list[Case]:
     options.setdefault("Dv", options.get("D", 64))
     options.setdefault("Hkv", options.get("H", 4))
-    return _grow(Case(name=name, group=group, M=M, N=N, **options), dtypes)  # type: ignore[arg-type]
+    return _grow(Case(name=name, group=group, M=M, N=N, **options), dtypes)
 
 
 def _normal() -> list[Case]:
@@ -112,6 +113,17 @@ def _masks() -> list[Case]:
     )
     pool += _dense(
         "abyss-late", "adversarial", 100, 300, HALF_AND_SINGLE, generator="abyss", keep="late", H=2
+    )
+    return pool
+
+
+def _not_finite() -> list[Case]:
+    """NaN and infinities reach their own rows, and only those."""
+    pool = _dense(
+        "nan-query", "not finite", 80, 120, HALF_AND_SINGLE, generator="nan_query", H=2, tags=("not finite",)
+    )
+    pool += _dense(
+        "inf-bias", "not finite", 80, 120, HALF_AND_SINGLE, bias="plus_inf", H=2, tags=("not finite",)
     )
     return pool
 
@@ -213,10 +225,10 @@ def _biases() -> list[Case]:
 
 def _heads() -> list[Case]:
     pool: list[Case] = []
-    for D in (8, 16, 32, 40, 72, 80, 96, 112, 128, 160, 192, 256):
-        pool += _dense(f"head-dim-{D}", "heads", 90, 130, LOW, D=D, H=2, backward=True)
-    for D in (1, 5, 59):
-        pool += _dense(f"head-dim-{D}", "heads", 90, 130, HALF_AND_SINGLE, D=D, H=2, backward=True)
+    for width in (8, 16, 32, 40, 72, 80, 96, 112, 128, 160, 192, 256):
+        pool += _dense(f"head-dim-{width}", "heads", 90, 130, LOW, D=width, H=2, backward=True)
+    for width in (1, 5, 59):
+        pool += _dense(f"head-dim-{width}", "heads", 90, 130, HALF_AND_SINGLE, D=width, H=2, backward=True)
     pool += _dense("last-channels-128", "heads", 90, 130, LOW, D=128, H=2, generator="last_channels")
     pool += _dense("uneven-192-128", "heads", 90, 130, LOW, D=192, Dv=128, H=2, backward=True)
     pool += _dense("uneven-32-80", "heads", 90, 130, HALF_AND_SINGLE, D=32, Dv=80, H=2, backward=True)
@@ -298,11 +310,11 @@ def _layouts() -> list[Case]:
 
 def _empty() -> list[Case]:
     sizes = {"no-batch": {"B": 0}, "no-queries": {"M": 0}, "no-keys": {"N": 0}, "no-head-dim": {"D": 0}}
-    plain: dict[str, object] = {"M": 5, "N": 7, "D": 16, "Dv": 8, "H": 2}
+    plain: dict[str, Any] = {"M": 5, "N": 7, "D": 16, "Dv": 8, "H": 2}
     return [case for name, size in sizes.items() for case in _zero(name, plain | size)]
 
 
-def _zero(name: str, options: dict[str, object]) -> list[Case]:
+def _zero(name: str, options: dict[str, Any]) -> list[Case]:
     case = Case(
         name=f"zero-{name}",
         group="zero sizes",
@@ -310,16 +322,16 @@ def _zero(name: str, options: dict[str, object]) -> list[Case]:
         backward=True,
         diagnostic=name != "no-head-dim",
         **options,
-    )  # type: ignore[arg-type]
+    )
     return _grow(case, ("float32", "float16"))
 
 
 def _rows() -> list[Case]:
-    packed = {"rows": "packed", "group": "packed", "B": 4, "backward": True}
-    cached = {"rows": "cached", "group": "decode", "B": 3}
-    uneven = {"lens_q": (0, 12, 8, 45), "lens_k": (25, 17, 9, 77)}
+    packed: dict[str, Any] = {"rows": "packed", "group": "packed", "B": 4, "backward": True}
+    cached: dict[str, Any] = {"rows": "cached", "group": "decode", "B": 3}
+    uneven: dict[str, Any] = {"lens_q": (0, 12, 8, 45), "lens_k": (25, 17, 9, 77)}
     pool = [
-        Case(name="packed", H=4, Hkv=2, M=45, N=77, **uneven, **packed),  # type: ignore[arg-type]
+        Case(name="packed", H=4, Hkv=2, M=45, N=77, **uneven, **packed),
         Case(
             name="packed-causal",
             H=4,
@@ -330,7 +342,7 @@ def _rows() -> list[Case]:
             lens_q=(1, 65, 0, 130),
             lens_k=(1, 65, 3, 130),
             **packed,
-        ),  # type: ignore[arg-type]
+        ),
         Case(
             name="packed-window-sink",
             H=2,
@@ -342,7 +354,7 @@ def _rows() -> list[Case]:
             lens_q=(7, 70, 33, 1),
             lens_k=(9, 70, 90, 40),
             **packed,
-        ),  # type: ignore[arg-type]
+        ),
         Case(
             name="packed-more-queries",
             H=2,
@@ -355,11 +367,11 @@ def _rows() -> list[Case]:
             lens_q=(76, 34, 146, 2),
             lens_k=(1, 1, 3, 2),
             **packed,
-        ),  # type: ignore[arg-type]
-        Case(name="decode-one-token", H=8, Hkv=2, M=1, N=200, lens_k=(0, 64, 200), causal=True, **cached),  # type: ignore[arg-type]
+        ),
+        Case(name="decode-one-token", H=8, Hkv=2, M=1, N=200, lens_k=(0, 64, 200), causal=True, **cached),
         Case(
             name="decode-append", H=4, Hkv=2, M=5, N=160, lens_k=(5, 68, 135), append=5, causal=True, **cached
-        ),  # type: ignore[arg-type]
+        ),
         Case(
             name="decode-window",
             H=4,
@@ -370,7 +382,7 @@ def _rows() -> list[Case]:
             causal=True,
             window=(7, 0),
             **cached,
-        ),  # type: ignore[arg-type]
+        ),
         Case(
             name="decode-sink-softcap",
             H=4,
@@ -382,12 +394,12 @@ def _rows() -> list[Case]:
             sink=True,
             softcap=4.0,
             **cached,
-        ),  # type: ignore[arg-type]
+        ),
     ]
-    paged = {"rows": "paged", "group": "decode", "B": 3, "page": 16}
+    paged: dict[str, Any] = {"rows": "paged", "group": "decode", "B": 3, "page": 16}
     pool += [
-        Case(name="paged", H=4, Hkv=2, M=1, N=96, lens_k=(5, 33, 96), causal=True, **paged),  # type: ignore[arg-type]
-        Case(name="paged-append", H=4, Hkv=1, M=4, N=96, lens_k=(4, 36, 80), append=4, causal=True, **paged),  # type: ignore[arg-type]
+        Case(name="paged", H=4, Hkv=2, M=1, N=96, lens_k=(5, 33, 96), causal=True, **paged),
+        Case(name="paged-append", H=4, Hkv=1, M=4, N=96, lens_k=(4, 36, 80), append=4, causal=True, **paged),
     ]
     return [grown for case in pool for grown in _grow(case, HALF_AND_SINGLE)]
 
@@ -417,6 +429,7 @@ def pool() -> tuple[Case, ...]:
         _alignment,
         _documents,
         _masks,
+        _not_finite,
         _windows,
         _scores,
         _biases,

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-GROUPS = ("verify", "measure", "ledger", "report", "core")
+GROUPS = ("verify", "measure", "ledger", "report", "tune", "core")
 
 
 def _version(asked: bool) -> None:

@@ -227,12 +227,13 @@ def plan(
     """Which tiles fit a device, how long each should take, and why the others do not fit."""
     from ..ledger import tiles
     from ..ledger.hardware import resolve
+    from ..ledger.resources import STYLES, Job
     from . import _ledger
 
-    if style is not None and style not in tiles.STYLES:
-        raise ValueError(f"--style: expected one of {', '.join(tiles.STYLES)}, got {style!r}")
-    job = tiles.Job(dtype.value, d, dv or d, kernel.value, n, heads, causal)
-    found = tiles.plan(resolve(hardware), job, None if style is None else tiles.STYLES[style])
+    if style is not None and style not in STYLES:
+        raise ValueError(f"--style: expected one of {', '.join(STYLES)}, got {style!r}")
+    job = Job(dtype.value, d, dv or d, kernel.value, n, heads, causal)
+    found = tiles.plan(resolve(hardware), job, None if style is None else STYLES[style])
     write_json(json_path, {"command": "plan", **_ledger.plan_tables(out_console(), found, top, refused)})
     return bool(found.fitting)
 

@@ -272,6 +272,12 @@ def selftest(
     mutant: Annotated[
         list[str] | None, typer.Option("--mutant", help="Only this broken kernel. Repeatable.")
     ] = None,
+    candidate: Annotated[
+        str,
+        typer.Option(
+            "--candidate", "-c", metavar="LOADER", help="The mutants that this kernel was built with."
+        ),
+    ] = "",
     json_path: JsonOption = None,
 ) -> None:
     """Prove the verifier: every broken kernel must be found, no correct one flagged."""
@@ -280,10 +286,13 @@ def selftest(
 
     names = mutant or []
     console = out_console()
-    with progress("selftest", selftest.steps(names)) as tick:
-        score = selftest.run(tier, seeds=seeds, names=names, tick=tick)
+    with progress("selftest", selftest.steps(tier, names, candidate)) as tick:
+        if candidate:
+            score = selftest.of_compiled(candidate, tier, tick)
+        else:
+            score = selftest.run(tier, seeds=seeds, names=names, tick=tick)
     rows = [
-        (fate.operator.name, fate.operator.says, fate.how[:90] if fate.dead else "[bold red]survived[/]")
+        (fate.operator.name, fate.operator.says, fate.how[:90] if fate.dead else "survived")
         for fate in score.fates
     ]
     show(console, "broken kernels", "mutant", "mistake", "found by", rows=rows)
@@ -296,6 +305,7 @@ def selftest(
     protocol = {
         "tier": tier,
         "seeds": seeds,
+        "candidate": candidate or "streaming",
         "mutant_set": catalogue.digest(),
         "dead": score.dead,
         "mutants": len(score.fates),

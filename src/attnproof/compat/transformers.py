@@ -82,6 +82,11 @@ class Request:
     deterministic: bool | None = None
     output_attentions: bool | None = None
 
+    @property
+    def is_packed(self) -> bool:
+        """Whether several sequences lie behind one another."""
+        return self.cu_seq_lens_q is not None or self.cu_seq_lens_k is not None
+
     @classmethod
     def read(cls, given: dict[str, Any], name: str, ignore: frozenset[str]) -> Request:
         """Take what is known; an argument that may change the result and is not known is an error."""
@@ -160,7 +165,7 @@ def make_mask(**arguments: Any) -> Any:
 
     def rows(start: int, stop: int) -> torch.Tensor:
         if positions is None:
-            part = {"q_length": stop - start, "q_offset": arguments["q_offset"] + start}
+            part = {"q_length": stop - start, "q_offset": arguments.get("q_offset", 0) + start}
         else:
             part = {"cache_position": positions[start:stop]}
         return sdpa_mask(**{**arguments, **part})
@@ -190,7 +195,7 @@ def _forward(
     q, k, v = (x.transpose(1, 2) for x in (query, key, value))
     if attention_mask is None:
         options |= _unmasked(request, module, q.shape[1], k.shape[1])
-        if request.cu_seq_lens_q is not None or request.cu_seq_lens_k is not None:
+        if request.is_packed:
             return _packed(request, q, k, v, options), None
     else:
         options |= _masked(request, attention_mask, options["bias"], query, k.shape[1])
@@ -215,18 +220,20 @@ def _exact(x: Any, query: Any) -> Any:
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
+def _sum(a: Any, b: Any) -> Any:
+    """Two additive terms as one, without the rounding of a half type."""
+    wide = torch.float64 if torch.float64 in (a.dtype, b.dtype) else torch.float32
+    return a.to(wide) + b.to(wide)
+
+
 def _unmasked(request: Request, module: Any, m: int, n: int) -> dict[str, Any]:
     """Where the model made no mask, the flags say what is seen."""
     given = request.is_causal
     causal = bool(getattr(module, "is_causal", True) if given is None else given)
-    width = request.sliding_window
-    packed = request.cu_seq_lens_q is not None
+    width, packed = request.sliding_window, request.is_packed
     if m != n and m > 1 and not packed and (causal or width is not None):
-        raise ShapeError(
-            expected(
-                "attention_mask", f"a mask, since {m} queries and {n} keys leave open which see which", "None"
-            )
-        )
+        wanted = f"a mask, since {m} queries and {n} keys leave open which see which"
+        raise ShapeError(expected("attention_mask", wanted, "None"))
     if width is None:
         return {"causal": causal}
     return {"causal": causal, "window": (width - 1, 0 if causal else width - 1)}
@@ -235,9 +242,7 @@ def _unmasked(request: Request, module: Any, m: int, n: int) -> dict[str, Any]:
 def _masked(request: Request, mask: Any, bias: Any, query: Any, n: int) -> dict[str, Any]:
     """A given mask: intervals, booleans, or floats that are added."""
     if not isinstance(mask, torch.Tensor):
-        raise DtypeError(
-            expected("attention_mask", "a tensor made by this implementation", type(mask).__name__)
-        )
+        raise DtypeError(expected("attention_mask", "a tensor", type(mask).__name__))
     if mask.ndim != 4:
         raise ShapeError(expected("attention_mask", "4 axes [B, H, M, N]", f"shape {tuple(mask.shape)}"))
     if mask.shape[-1] > n:
@@ -246,17 +251,14 @@ def _masked(request: Request, mask: Any, bias: Any, query: Any, n: int) -> dict[
     if mask.dtype == torch.bool:
         found["mask"] = as_mask(mask)
     elif mask.is_floating_point():
-        found["bias"] = _exact(mask if bias is None else bias + mask, query)
+        found["bias"] = _exact(mask, query) if bias is None else _sum(bias, mask)
     else:
         raise DtypeError(expected("attention_mask", "bool or floating point", mask.dtype))
-    if request.cu_seq_lens_q is not None or request.cu_seq_lens_k is not None:
+    if request.is_packed:
         cu_q, cu_k = _cumulative(request)
         if not torch.equal(cu_q, cu_k):
-            raise ShapeError(
-                expected(
-                    "attention_mask", "None beside cu_seq_lens_q and cu_seq_lens_k that differ", "a mask"
-                )
-            )
+            wanted = "None beside cu_seq_lens_q and cu_seq_lens_k that differ"
+            raise ShapeError(expected("attention_mask", wanted, "a mask"))
         found["mask"] = core_mask(found.get("mask")) & _segments(cu_q, query.shape[2], n)
     return found
 
@@ -264,11 +266,8 @@ def _masked(request: Request, mask: Any, bias: Any, query: Any, n: int) -> dict[
 def _cumulative(request: Request) -> tuple[Any, Any]:
     cu_q, cu_k = request.cu_seq_lens_q, request.cu_seq_lens_k
     if not (isinstance(cu_q, torch.Tensor) and isinstance(cu_k, torch.Tensor)):
-        raise DtypeError(
-            expected(
-                "cu_seq_lens_q, cu_seq_lens_k", "two tensors", (type(cu_q).__name__, type(cu_k).__name__)
-            )
-        )
+        got = f"{type(cu_q).__name__} and {type(cu_k).__name__}"
+        raise DtypeError(expected("cu_seq_lens_q, cu_seq_lens_k", "two tensors", got))
     return cu_q.to(torch.int32), cu_k.to(torch.int32)
 
 
@@ -282,9 +281,9 @@ def _segments(cu: Any, m: int, n: int) -> Any:
 
 def _packed(request: Request, q: Any, k: Any, v: Any, options: dict[str, Any]) -> Any:
     """Sequences packed into a batch of one, without a mask."""
+    cu_q, cu_k = _cumulative(request)
     if q.shape[0] != 1:
         raise ShapeError(expected("cu_seq_lens_q", "sequences packed into a batch of 1", q.shape[0]))
-    cu_q, cu_k = _cumulative(request)
     if options.pop("bias") is not None:
         raise Unsupported("cu_seq_lens_q", "position_bias has no place in packed sequences without a mask")
     return attention_varlen(q[0], k[0], v[0], cu_q, cu_k, **options)[None].contiguous()

@@ -18,9 +18,11 @@ from dataclasses import dataclass
 
 from .accounts import Account
 from .hardware import Hardware
+from .materialised import Product
 from .traffic import Touch
 
 CHUNKS = 512  # pieces of the capacity: coarse enough to be quick, fine enough that edges do not show
+STREAM = 500  # a kernel that passes its operands once, this many capacities of them, cannot meet them again
 
 
 class _Pieces:
@@ -79,6 +81,16 @@ class Cache:
             start = max(access.start - index * size, 0)
             stop = min(access.stop - index * size, size)
             self._touch((access.tensor, index), start, stop, access.write)
+
+    def stream(self, accesses: Iterable[Touch]) -> None:
+        """Accesses that all miss: counted as they are, and what the cache held is pushed out."""
+        self.written += self.dirty
+        self._chunks.clear()
+        self._held = 0
+        for access in accesses:
+            size = access.stop - access.start
+            self.read += 0 if access.write else size
+            self.written += size if access.write else 0
 
     def _touch(self, key: tuple[str, int], start: int, stop: int, write: bool) -> None:
         chunk = self._chunks.get(key)
@@ -148,8 +160,11 @@ def replay(
     for number, account in enumerate(passes):
         for kernel in account.kernels:
             before = cache.read, cache.written
-            for access in kernel.touches(wave):
-                cache.touch(access)
+            if isinstance(kernel, Product) and kernel.square_bytes > STREAM * capacity:
+                cache.stream(kernel.touches(wave))
+            else:
+                for access in kernel.touches(wave):
+                    cache.touch(access)
             if number >= len(passes) - counted:
                 moved.append(Moved(kernel.name, cache.read - before[0], cache.written - before[1]))
     return Memory(tuple(moved), cache.dirty)

@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from ..masks import BIG
 from .traffic import Call, Entry, Operand, Rowwise, Touch
 
 CHUNKS = 64  # parts of one head's matrix that a kernel passes in order; only the cache model sees them
@@ -50,6 +49,11 @@ class Product:
         tile_m, tile_n = self.gemm or (128, 128)
         tiles = (-(-m // tile_m) * -(-n // tile_n) for m, n in self.call.lengths)
         return self.call.heads * sum(tiles)
+
+    @property
+    def square_bytes(self) -> int:
+        """Bytes of all square operands, each passed once."""
+        return self.executed_pairs * self.call.size * (len(self.reads) + len(self.writes))
 
     @property
     def _square(self) -> int:
@@ -128,12 +132,6 @@ def _k(call: Call, tensor: str, dim: int, *, write: bool = False) -> Operand:
     return Operand(tensor, "k", dim * call.size, call.heads, read=not write, write=write)
 
 
-def masked(call: Call) -> bool:
-    """Whether anything is cut off, so that a mask kernel runs."""
-    mask = call.mask
-    return bool(mask.left < BIG or mask.right < BIG or mask.top_left or mask.terms or mask.keep)
-
-
 def forward_products(call: Call, gemm: tuple[int, int] | None, scaled: bool) -> Iterator[Rowwise | Product]:
     """The kernels of the forward pass, in order."""
     d, dv = call.head_dim, call.value_dim
@@ -147,7 +145,7 @@ def forward_products(call: Call, gemm: tuple[int, int] | None, scaled: bool) -> 
     yield Product("scores", call, rows, writes=("s",), gemm=gemm, flop_per_pair=2 * d)
     if call.bias_bytes:
         yield Product("bias", call, (), reads=("s", "bias"), writes=("s",), vector_per_pair=1)
-    if masked(call):
+    if call.masked:
         yield Product("mask", call, (), reads=("s",), writes=("s",), shared=("mask",), vector_per_pair=1)
     yield Product("softmax", call, (), reads=("s",), writes=("p",), exp_per_pair=1, vector_per_pair=4)
     rows = (_k(call, v, dv), _q(call, "out", dv, write=True))
@@ -175,7 +173,7 @@ def backward_products(call: Call, gemm: tuple[int, int] | None, scaled: bool) ->
     # torch multiplies into a buffer of its own first, and hands that and p to the softmax kernel
     yield Product("dp times p", call, (), reads=("dp", "p"), writes=("dp p",), vector_per_pair=1)
     yield Product("softmax backward", call, (), reads=("dp p", "p"), writes=("ds",), vector_per_pair=3)
-    if masked(call):
+    if call.masked:
         yield Product(
             "mask backward", call, (), reads=("ds",), writes=("ds",), shared=("mask",), vector_per_pair=1
         )

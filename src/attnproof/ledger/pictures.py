@@ -10,6 +10,7 @@ from ..masks import EDGE, FULL, SKIP, causal
 from . import documents, lds, tiles
 from .documents import TUTORIAL_DEVICE
 from .hardware import GIB, get
+from .resources import STYLES, Job
 
 CLASSES = {SKIP: "skip", EDGE: "edge", FULL: "full"}
 LAYERS = 32
@@ -86,7 +87,7 @@ def intensity() -> dict[str, Any]:
 
 def planner(device: str, head_dim: int = 128) -> dict[str, Any]:
     """The planner's map: for each block size the best time over warps and stages, or why nothing fits."""
-    found = tiles.plan(get(device), tiles.Job(head_dim=head_dim, value_dim=head_dim), tiles.STYLES["wgmma"])
+    found = tiles.plan(get(device), Job(head_dim=head_dim, value_dim=head_dim), STYLES["wgmma"])
     sides_q = sorted({c.tile.block_q for c in found.candidates})
     sides_k = sorted({c.tile.block_k for c in found.candidates})
     best = found.fitting[0].seconds

@@ -30,7 +30,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ..errors import ShapeError, expected
-from ..masks import SKIP, Mask
+from ..masks import BIG, SKIP, Mask
 from .hardware import dtype_size
 
 if TYPE_CHECKING:
@@ -135,6 +135,12 @@ class Call:
         mask = (("mask", len(self.mask.keep), False),) if self.mask.keep else ()
         return (*mask, *((("bias", self.bias_bytes, True),) if self.bias_bytes else ()))
 
+    @property
+    def masked(self) -> bool:
+        """Whether the mask cuts anything off."""
+        mask = self.mask
+        return bool(mask.left < BIG or mask.right < BIG or mask.top_left or mask.terms or mask.keep)
+
     @cached_property
     def pairs(self) -> int:
         """(query, key) pairs that the mask's intervals allow, over all sequences and heads."""
@@ -187,7 +193,10 @@ def runs(call: Call, b: int, axis: Side, block_q: int, block_k: int) -> Runs:
     m, n = call.lengths[b]
     if block_q < 1 or block_k < 1:
         raise ShapeError(expected("tile", "blocks of 1 or more", (block_q, block_k)))
-    visited = call.mask.tiles(m, n, block_q, block_k, b).kinds != SKIP
+    if call.masked:
+        visited = call.mask.tiles(m, n, block_q, block_k, b).kinds != SKIP
+    else:  # every tile is full, which needs no looking at each row of a long sequence
+        visited = np.ones((-(-m // block_q), -(-n // block_k)), dtype=np.bool_)
     outer, inner, block_outer, block_inner = m, n, block_q, block_k
     if axis == "k":
         visited, outer, inner = visited.T, n, m

@@ -7,7 +7,7 @@ two-core machine the oracle then runs ten times slower than on one thread. There
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -22,7 +22,7 @@ _NAMES = (
 
 
 @contextmanager
-def one_thread() -> Iterator[None]:
+def one_thread() -> Generator[None, None, None]:
     """Limit every loaded OpenBLAS to one thread inside the block; does nothing where there is none."""
     before = [(setter, getter()) for getter, setter in _libraries()]
     try:

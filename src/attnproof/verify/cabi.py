@@ -271,7 +271,8 @@ class _Function:
 
 def _bits(inputs: Inputs) -> Native:
     """bfloat16 as raw bits, which is all that a pointer needs."""
-    made = Native(*(part.view() for part in (inputs.q, inputs.k, inputs.v, inputs.dout)))
+    q, k, v, dout = (part.view() for part in (inputs.q, inputs.k, inputs.v, inputs.dout))
+    made = Native(q, k, v, dout)
     made.keep, made.sink, made.slopes = inputs.keep, inputs.sink, inputs.slopes
     if made.sink is not None:
         made.sink = made.sink.astype(np.float32)

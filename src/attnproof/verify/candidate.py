@@ -273,7 +273,7 @@ def run_function(
     options = call_options(inputs, arrays, accepted)
     own_backward = getattr(fn, "backward", None)
     autograd = case.backward and traits.arrays == "torch" and own_backward is None and not traits.backward
-    leaves = dict(zip(("dq", "dk", "dv"), tensors, strict=True))
+    leaves: dict[str, Any] = dict(zip(("dq", "dk", "dv"), tensors, strict=True))
     if autograd:
         tensors, leaves = _as_leaves(tensors, options)
     with _grad_mode(traits.arrays, autograd):
@@ -315,7 +315,7 @@ def split_result(result: Any) -> tuple[Any, Any]:
 def _as_leaves(tensors: list[Any], options: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
     """Leaf tensors that keep the strides and storage of the given ones."""
     fresh = [tensor.detach().requires_grad_(True) for tensor in tensors]
-    leaves = dict(zip(("dq", "dk", "dv"), fresh, strict=True))
+    leaves: dict[str, Any] = dict(zip(("dq", "dk", "dv"), fresh, strict=True))
     for option, grad in (("bias", "dbias"), ("sink", "dsink"), ("alibi_slopes", "dslopes")):
         if option in options:
             leaves[grad] = options[option] = options[option].detach().requires_grad_(True)
@@ -342,6 +342,6 @@ def _autograd(raw: dict[str, Any], leaves: dict[str, Any], dout: Any, dlse: Any)
         if "lse" not in raw or not raw["lse"].requires_grad:
             return ("no backward: the lse is not differentiable",)
         outputs, weights = [*outputs, raw["lse"]], [*weights, dlse]
-    grads = torch.autograd.grad(outputs, list(leaves.values()), weights, allow_unused=True)
+    grads: tuple[Any, ...] = torch.autograd.grad(outputs, list(leaves.values()), weights, allow_unused=True)
     raw |= {name: grad for name, grad in zip(leaves, grads, strict=True) if grad is not None}
     return ()

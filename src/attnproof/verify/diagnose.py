@@ -58,7 +58,8 @@ def diagnose(
 def pattern(report: TensorReport, got: Array, packed: bool = False) -> str:
     """Where the failing elements are and what is in them."""
     failing = report.failing
-    assert failing is not None
+    if failing is None:
+        raise ValueError("report: expected its failing elements, got None")
     names = AXES.get(report.tensor, ())
     if packed:
         names = PACKED_AXES.get(report.tensor, ("token", "head", "channel"))

@@ -157,7 +157,7 @@ def join(answers: list[Answer], inputs: Inputs) -> Answer:
     condition = max(answer.condition for answer in answers)
     rows = {name: [getattr(answer, name) for answer in answers] for name in ("lse", "lse_slop", "dead")}
     if not packed:
-        joined = {name: np.concatenate(arrays) for name, arrays in rows.items()}
+        joined: dict[str, Any] = {name: np.concatenate(arrays) for name, arrays in rows.items()}
         return Answer(tensors, **joined, condition=condition)
     fill = {"lse": -np.inf, "lse_slop": 1.0, "dead": True}
     joined = {

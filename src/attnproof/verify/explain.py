@@ -83,7 +83,8 @@ def _elements(
     report: TensorReport, inputs: Inputs, outputs: Outputs, answer: Answer, candidate: Candidate
 ) -> list[tuple[int, float, float, float, float]]:
     got = outputs.values[report.tensor]
-    assert report.worst is not None
+    if report.worst is None:
+        raise ValueError("report: expected a worst element, got None")
     if report.tensor == "lse":
         right, bound = np.asarray(answer.lse), np.full(got.shape, report.worst.bound)
         index = (*report.worst.index[:-1], slice(None))

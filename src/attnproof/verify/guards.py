@@ -15,7 +15,7 @@ In-process Python can never be tamper-proof; these guards assume a cooperative a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from typing import Any
 from zlib import crc32
@@ -28,7 +28,7 @@ from attnproof.verify.inputs import FAR_REACH, Inputs, Placed
 
 def fingerprint(inputs: Inputs) -> dict[str, int]:
     """A checksum of every buffer, poison bands included (G5, G6)."""
-    return {name: crc32(np.ascontiguousarray(array).view(np.uint8)) for name, array in _buffers(inputs)}
+    return {name: crc32(np.ascontiguousarray(array).view(np.uint8).data) for name, array in _buffers(inputs)}
 
 
 def _buffers(inputs: Inputs) -> Iterator[tuple[str, Any]]:
@@ -51,7 +51,7 @@ def changed(inputs: Inputs, before: dict[str, int]) -> list[str]:
 
 
 @contextmanager
-def poisoned(candidate: Candidate) -> Iterator[None]:
+def poisoned(candidate: Candidate) -> Generator[None, None, None]:
     """Uninitialised memory holds NaN while the candidate runs (G1).
 
     NumPy's and torch's allocation functions fill what they hand out. A kernel that leaves rows unwritten then returns

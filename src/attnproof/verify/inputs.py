@@ -169,6 +169,8 @@ def _bias(case: Case, rng: np.random.Generator, shape: tuple[int, ...]) -> Array
     if case.bias == "inf_mix":
         values[rng.random(shape) < 0.3] = -np.inf
         values[..., 5 % shape[-2], :] = -np.inf
+    if case.bias == "plus_inf":
+        values[..., 2, 5] = np.inf
     if case.bias == "minimum_row":
         values[..., 1, :] = np.finfo(np.float32).min
     return values
@@ -252,6 +254,11 @@ def _equal(case: Case, rng: np.random.Generator, q: Array, k: Array, v: Array) -
 def _huge_equal(case: Case, rng: np.random.Generator, q: Array, k: Array, v: Array) -> Triple:
     # equal logits of 8e12: a kernel that rounds s*c and max*c apart overflows its exponential
     return q * 0 + 133120.0, k * 0 + 133120.0, v * 0 + 133120.0
+
+
+def _nan_query(case: Case, rng: np.random.Generator, q: Array, k: Array, v: Array) -> Triple:
+    q[:, 0, 3, 1] = np.nan
+    return q, k, v
 
 
 def _large_v(case: Case, rng: np.random.Generator, q: Array, k: Array, v: Array) -> Triple:
@@ -360,6 +367,7 @@ GENERATORS: dict[str, Generator] = {
     "uniform": _uniform,
     "equal": _equal,
     "huge_equal": _huge_equal,
+    "nan_query": _nan_query,
     "large_v": _large_v,
     "large_all": _large_all,
     "peaked4": _peaked(4.0),

@@ -8,6 +8,7 @@ mistakes and plain tricks; a process that runs somebody's code can never be made
 from __future__ import annotations
 
 import multiprocessing
+import os
 import secrets
 from collections.abc import Sequence
 from dataclasses import replace
@@ -31,15 +32,17 @@ class Crashed(RuntimeError):
 class _Child:
     """A process that has loaded one candidate."""
 
-    def __init__(self, word: str, device: str) -> None:
-        self.word, self.device = word, device
+    def __init__(self, word: str, device: str, variables: dict[str, str]) -> None:
+        self.word, self.device, self.variables = word, device, variables
         self.process: Any = None
         self.pipe: Any = None
 
     def start(self) -> None:
         context = multiprocessing.get_context("spawn")
         self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=_serve, args=(theirs, self.word, self.device), daemon=True)
+        self.process = context.Process(
+            target=_serve, args=(theirs, self.word, self.device, self.variables), daemon=True
+        )
         self.process.start()
         theirs.close()
 
@@ -63,8 +66,9 @@ class _Child:
             self.process = None
 
 
-def _serve(pipe: Any, word: str, device: str) -> None:
+def _serve(pipe: Any, word: str, device: str, variables: dict[str, str]) -> None:
     """The child: answer questions until the pipe closes."""
+    os.environ.update(variables)  # before anything of the candidate is imported
     import numpy as np
 
     from attnproof.verify.blas import one_thread
@@ -91,9 +95,9 @@ def _serve(pipe: Any, word: str, device: str) -> None:
                 pipe.send(("raised", f"{type(error).__name__}: {error}", (), []))
 
 
-def isolated(candidate: Candidate) -> Candidate:
-    """The same candidate behind a process boundary."""
-    child = _Child(candidate.name, candidate.device)
+def isolated(candidate: Candidate, variables: dict[str, str] | None = None) -> Candidate:
+    """The same candidate behind a process boundary, with some environment variables set there."""
+    child = _Child(candidate.name, candidate.device, variables or {})
 
     def call(inputs: Inputs) -> Outputs:
         # other values than those of (case, seed) cannot be asked for across the boundary

@@ -41,17 +41,23 @@ def load(word: str, device: str | None = None) -> Candidate:
         return _entry_point(word, device)
     if head in ("attnproof", "sdpa", "torch"):
         return _built_in(head, tail, device)
-    if head.endswith(".py"):
-        return from_function(word, _attribute(_file_module(head), tail, word), device)
     if head.endswith((".so", ".dll", ".dylib")):
         from attnproof.verify.cabi import load_library
 
         return load_library(Path(head), tail)
+    return from_function(word, function_of(word), device)
+
+
+def function_of(word: str) -> Any:
+    """The function that `file.py:name` or `module:name` means."""
+    head, _, tail = word.rpartition(":")
+    if head.endswith(".py"):
+        return _attribute(_file_module(head), tail, word)
     try:
         module = importlib.import_module(head)
     except ImportError as error:
         raise ValueError(f"candidate: cannot import {head!r} of {word!r}: {error}") from None
-    return from_function(word, _attribute(module, tail, word), device)
+    return _attribute(module, tail, word)
 
 
 def _built_in(head: str, tail: str, device: str | None) -> Candidate:
@@ -108,7 +114,10 @@ def from_function(name: str, fn: Any, device: str | None = None) -> Candidate:
     if isinstance(fn, Candidate):
         return fn
     declared = declared_traits(fn)
-    traits = Traits(**{key: tuple(value) if key == "dtypes" else value for key, value in declared.items()})
+    given: dict[str, Any] = {
+        key: tuple(value) if key == "dtypes" else value for key, value in declared.items()
+    }
+    traits = Traits(**given)
     if device is None:
         device = _default_device(traits)
     candidate = wrap(name, fn, traits, device=device)

@@ -52,7 +52,7 @@ class Forward:
         heads = self.B * self.H
         names = tuple(Terms.__dataclass_fields__)
         self.store: dict[str, dict[str, Any]] = {}
-        shapes = {"out": (heads, self.M, self.E)}
+        shapes: dict[str, tuple[int, ...]] = {"out": (heads, self.M, self.E)}
         if self.grads:
             shapes |= {
                 "dq": (heads, self.M, self.D),
@@ -142,7 +142,7 @@ class Forward:
         sensitivity = 1.0 + finite + size / 8.0
         if self.N:
             row_worst = xp.amax(sensitivity, -1)
-            self.condition = max(self.condition, float(xp.amax(size)))
+            self.condition = max(self.condition, float(xp.amax(xp.where(xp.isfinite(size), size, 0.0))))
         else:
             row_worst = lse * 0 + 1.0
         at = (block.batch * self.H + block.head, block.rows)
@@ -154,17 +154,21 @@ class Forward:
         if self.grads:
             self.backward(block, at, kv, q, k, v, weights, kept, lse, out, slope, finite, sensitivity)
 
+    def backward(self, *args: Any, **kwargs: Any) -> None:
+        """Gradients of one block; ``oracle_gradients`` fills this in."""
+        raise NotImplementedError
+
     def softmax(self, block: Block, s: Any) -> tuple[Any, Any, Any]:
         """Normalised weights, lse, and the largest weight that a running max may divide by."""
         xp = self.xp
         top = xp.amax(s, -1) if self.N else self.zeros(*s.shape[:2]) - np.inf
-        if self.ask.sink is not None:
-            sink = self.ask.sink[block.head][:, None]
+        sink = None if self.ask.sink is None else self.ask.sink[block.head][:, None]
+        if sink is not None:
             top = xp.maximum(top, sink)
         shift = xp.where(xp.isneginf(top), 0.0, top)
         p = xp.exp(s - shift[..., None])
         total = p.sum(-1)
-        if self.ask.sink is not None:
+        if sink is not None:
             total = total + xp.exp(sink - shift)
         with np.errstate(divide="ignore"):
             lse = shift + xp.log(total)

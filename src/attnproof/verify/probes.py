@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -93,7 +94,7 @@ def fresh(candidate: Candidate, case: Case) -> str:
 def complete(candidate: Candidate, case: Case) -> str:
     """What was returned does not change after it was returned: no lazy tensor, no thread still writing."""
     outputs = candidate.call(build(case, seed=13))
-    raw = outputs.raw.get("out")
+    raw: Any = outputs.raw.get("out")
     if hasattr(raw, "untyped_storage") and raw.untyped_storage().size() == 0 and raw.numel():
         return "fail: the returned tensor has no storage"
     from attnproof.verify.candidate import to_float64

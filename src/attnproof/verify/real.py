@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from attnproof.cases import Case
-from attnproof.verify import records
+from attnproof.verify import records, session
 from attnproof.verify.blas import one_thread
 from attnproof.verify.candidate import Candidate
 from attnproof.verify.judge import Check, TensorReport
-from attnproof.verify.real_layers import Heard, ask, case_of, decide, host_candidates
+from attnproof.verify.real_layers import Heard, ask, case_of, decide
 from attnproof.verify.real_model import (
     LENGTHS,
     PACKAGE,
@@ -30,7 +30,7 @@ from attnproof.verify.real_model import (
     quiet_transformers,
     versions,
 )
-from attnproof.verify.suite import FAIL, PASS, Verdict
+from attnproof.verify.suite import FAIL, PASS, SKIP, Verdict
 
 EMBEDDING_LIMIT = 2e-5  # largest difference of a component; an embedding has length 1
 GRADIENT_LIMIT = 1e-4  # relative, in the norm of each weight's gradient
@@ -69,43 +69,43 @@ def run(
     Args:
         judged: what to judge; every backend of ours on the host, and torch's, if left out.
         progress: called with a title and a number of steps; the context it returns yields a function that is
-            called at each step (``cli._common.progress``).
-        lengths: tokens per text, an even number of texts, 2 to 512 tokens each.
+            called after each step (``cli._common.progress``).
+        lengths: tokens per text: an even number of at least four texts, 2 to 512 tokens each.
 
     Raises:
         BackendMissing: a package of the extra ``real`` is not installed.
-        ValueError: lengths do not make pairs of texts.
+        ValueError: lengths do not make two pairs of texts, with which a contrastive loss begins.
     """
-    if not lengths or len(lengths) % 2 or not all(2 <= length <= 512 for length in lengths):
-        raise ValueError(f"lengths: expected an even number of lengths from 2 to 512, got {lengths}")
+    if len(lengths) < 4 or len(lengths) % 2 or not all(2 <= length <= 512 for length in lengths):
+        raise ValueError(f"lengths: expected 4, 6, ... lengths from 2 to 512, got {lengths}")
     reader = Reader(lengths)
-    judged = host_candidates() if judged is None else judged
+    judged = session.choose((), (), "cpu").candidates if judged is None else judged
     layers = int(reader.model.config.num_hidden_layers)
     inside = [one for one in judged if one.own and one.name != "attnproof:reference"]
     steps = 2 + layers * (len(judged) + 1) + len(inside)
     with one_thread(), quiet_transformers(), (progress or _silent)("real input", steps) as tick:
-        tick("the model with its own attention")
         baseline, captured = reader.capture()
         tick("the model in float64")
         exact = reader.read_float64()
+        tick("the layers")
         rows = _layers(captured, judged, tick)
         for one in inside:
-            tick(f"the model with {one.name}")
             rows.append(judge_model(reader, one, baseline, exact))
+            tick(f"the model with {one.name}")
     return RealResult(tuple(rows), _record(reader, rows))
 
 
 def _layers(captured: list[Layer], judged: list[Candidate], tick: Callable[[str], Any]) -> list[Verdict]:
-    """Every layer forward; the last of each group backward too, since its exact gradients take longest."""
+    """Every layer forward; the first of each group backward too, since exact gradients take longest."""
     heard: list[Heard] = []
     for index, layer in enumerate(captured):
-        group, last = _group(index, len(captured))
-        heard.append(ask(layer, case_of(layer, index, group, backward=last), judged, tick))
+        group, first = _group(index, len(captured))
+        heard.append(ask(layer, case_of(layer, index, group, backward=first), judged, tick))
     rows: list[Verdict] = []
     # the oracle is NumPy on one BLAS thread and leaves the interpreter free: two layers at a time
     with ThreadPoolExecutor(max_workers=2) as pool:
-        for verdicts in pool.map(decide, heard):
-            tick(f"{verdicts[0].case.name} judged")
+        for one, verdicts in zip(heard, pool.map(decide, heard), strict=True):
+            tick(f"{one.inputs.case.name} judged")
             rows += verdicts
     return rows
 
@@ -115,17 +115,21 @@ def _silent(title: str, steps: int) -> AbstractContextManager[Callable[[str], An
 
 
 def _group(index: int, layers: int) -> tuple[str, bool]:
-    """One of three groups of layers (early, middle, late), and whether this is the last of its group."""
+    """One of three groups of layers (early, middle, late), and whether this is the first of its group."""
     size = -(-layers // 3)
     first = index // size * size
     last = min(first + size, layers)
-    return f"real layers {first + 1}-{last}", index + 1 == last
+    return f"real layers {first + 1}-{last}", index == first
 
 
 def judge_model(reader: Reader, own: Candidate, baseline: Reading, exact: Reading) -> Verdict:
     """The whole model with one backend of ours in place of its attention."""
     from attnproof.compat.transformers import register
 
+    case = _model_case(reader)
+    refusal = own.refuse(case)
+    if refusal:
+        return Verdict(case, own.name, SKIP, reason=refusal)
     backend = own.name.partition(":")[2]
     name = register(f"attnproof-{backend}", backend=backend)
     found = reader.read(name, device=own.device)
@@ -137,24 +141,29 @@ def judge_model(reader: Reader, own: Candidate, baseline: Reading, exact: Readin
         _padding(found, other),
     ]
     broken = [f"{report.tensor}: {check.name}" for report in reports for check in report.failures()]
-    shape = reader.texts.ids.shape
-    config = reader.model.config
-    case = Case(
+    status = FAIL if broken else PASS
+    return Verdict(case, own.name, status, reason="; ".join(broken), tensors=reports)
+
+
+def _model_case(reader: Reader) -> Case:
+    """What every layer of the model asks of a backend."""
+    (B, L), config = reader.texts.ids.shape, reader.model.config
+    H = config.num_attention_heads
+    D = config.hidden_size // H
+    return Case(
         name="real-model",
         group="real model",
-        B=shape[0],
-        H=config.num_attention_heads,
-        Hkv=config.num_attention_heads,
-        M=shape[1],
-        N=shape[1],
-        D=config.hidden_size // config.num_attention_heads,
-        Dv=config.hidden_size // config.num_attention_heads,
+        B=B,
+        H=H,
+        Hkv=H,
+        M=L,
+        N=L,
+        D=D,
+        Dv=D,
         generator="captured",
         keep="padding",
         backward=True,
     )
-    status = FAIL if broken else PASS
-    return Verdict(case, own.name, status, reason="; ".join(broken), tensors=reports)
 
 
 def _report(tensor: str, difference: Any, size: Any, checks: list[Check]) -> TensorReport:

@@ -10,29 +10,17 @@ from typing import Any
 import numpy as np
 
 from attnproof.cases import Case
-from attnproof.verify.adapters import ours, sdpa
+from attnproof.verify import guards
 from attnproof.verify.candidate import Candidate, Outputs, Skip, to_float64
 from attnproof.verify.inputs import Inputs, place
-from attnproof.verify.judge import Setting, judge, scorable
+from attnproof.verify.judge import Setting, TensorReport, judge, scorable
 from attnproof.verify.oracle import Answer, Question, Terms, solve
 from attnproof.verify.real_model import Layer
+from attnproof.verify.session import FINDING
 from attnproof.verify.suite import FAIL, PASS, SKIP, Verdict
 
 # how a real layer's numbers come about: no generator of ``inputs`` makes them
 GENERATOR = "captured"
-
-
-def host_candidates() -> list[Candidate]:
-    """Every backend of ours that can run on the host, and torch's own as peers."""
-    made = [ours.build(name, "cpu") for name in ours.names()]
-    for name in sdpa.BACKENDS:
-        try:
-            peer = sdpa.build(name, "cpu")
-        except Skip:
-            continue
-        peer.peer = True
-        made.append(peer)
-    return made
 
 
 def case_of(layer: Layer, index: int, group: str, *, backward: bool) -> Case:
@@ -100,21 +88,32 @@ def _terms(value: Any) -> Terms:
 
 
 @dataclass(frozen=True)
+class Ran:
+    """What became of one call: outputs, or a status and its reason."""
+
+    candidate: Candidate
+    outputs: Outputs | None = None
+    status: str = PASS
+    reason: str = ""
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
 class Heard:
     """One layer, and what each candidate made of it; nothing is judged yet."""
 
     layer: Layer
     inputs: Inputs
-    ran: tuple[tuple[Candidate, Outputs | None, str, float], ...]
+    ran: tuple[Ran, ...]
 
 
 def ask(layer: Layer, case: Case, judged: list[Candidate], tick: Callable[[str], Any]) -> Heard:
     """Run every candidate on one layer, before the exact answer is known."""
     inputs = inputs_of(layer, case)
-    ran: list[tuple[Candidate, Outputs | None, str, float]] = []
+    ran: list[Ran] = []
     for candidate in judged:
+        ran.append(_run(candidate, inputs))
         tick(f"{case.name} {candidate.name}")
-        ran.append((candidate, *_run(candidate, inputs)))
     return Heard(layer, inputs, tuple(ran))
 
 
@@ -124,39 +123,44 @@ def decide(heard: Heard) -> list[Verdict]:
         answer = answer_of(heard.inputs)
     control = control_of(heard.layer, answer)
     verdicts: list[Verdict] = []
-    for candidate, outputs, reason, seconds in heard.ran:
-        verdict = _verdict(candidate, heard.inputs.case, outputs, reason, answer, control)
-        verdict.seconds = seconds
+    for ran in heard.ran:
+        verdict = _verdict(ran, heard.inputs.case, answer, control)
+        verdict.seconds = ran.seconds
         for report in verdict.tensors:
             report.failing = None  # a boolean per element, which nobody reads again
         verdicts.append(verdict)
     return verdicts
 
 
-def _run(candidate: Candidate, inputs: Inputs) -> tuple[Outputs | None, str, float]:
-    """Outputs, or None and why not; and the seconds it took."""
+def _run(candidate: Candidate, inputs: Inputs) -> Ran:
+    """Call one candidate, on memory that it must not rely on and inputs that it must not write to."""
     reason = candidate.refuse(inputs.case)
     if reason:
-        return None, reason, 0.0
-    started = time.monotonic()
+        return Ran(candidate, None, SKIP, reason)
+    before, started = guards.fingerprint(inputs), time.monotonic()
     try:
-        with np.errstate(all="ignore"):
+        with guards.poisoned(candidate), np.errstate(all="ignore"):
             outputs = candidate.call(inputs)
     except (Skip, NotImplementedError) as refusal:
-        return None, str(refusal).splitlines()[0], 0.0
-    return outputs, "", time.monotonic() - started
+        return Ran(candidate, None, SKIP, str(refusal).splitlines()[0])
+    except Exception as error:  # a foreign kernel may raise anything; that is a verdict, not a crash of ours
+        return Ran(candidate, None, FAIL, f"raised {type(error).__name__}: {error}".splitlines()[0])
+    seconds = time.monotonic() - started
+    changed = guards.changed(inputs, before)
+    if changed:
+        return Ran(candidate, None, FAIL, f"wrote to its inputs: {', '.join(changed)}", seconds)
+    return Ran(candidate, outputs, seconds=seconds)
 
 
-def _verdict(
-    candidate: Candidate, case: Case, outputs: Outputs | None, reason: str, answer: Answer, control: Answer
-) -> Verdict:
-    if outputs is None:
-        return Verdict(case, candidate.name, SKIP, reason=reason)
-    setting = Setting(case.dtype, candidate.kind, True, False, not scorable(answer, case.dtype))
-    with np.errstate(all="ignore"):
-        reports = judge(outputs.values, answer, setting, control)
-    broken = [f"{report.tensor}: {check.name}" for report in reports for check in report.failures()]
-    status = PASS if not broken else "FINDING" if candidate.peer else FAIL
-    return Verdict(
-        case, candidate.name, status, reason="; ".join(broken), tensors=reports, notes=outputs.notes
-    )
+def _verdict(ran: Ran, case: Case, answer: Answer, control: Answer) -> Verdict:
+    candidate, status, reason, reports = ran.candidate, ran.status, ran.reason, list[TensorReport]()
+    if ran.outputs is not None:
+        setting = Setting(case.dtype, candidate.kind, True, False, not scorable(answer, case.dtype))
+        with np.errstate(all="ignore"):
+            reports = judge(ran.outputs.values, answer, setting, control)
+        broken = [f"{report.tensor}: {check.name}" for report in reports for check in report.failures()]
+        status, reason = (FAIL if broken else PASS), "; ".join(broken)
+    if status == FAIL and candidate.peer:
+        status = FINDING
+    notes = () if ran.outputs is None else ran.outputs.notes
+    return Verdict(case, candidate.name, status, reason=reason, tensors=reports, notes=notes)

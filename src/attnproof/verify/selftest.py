@@ -19,6 +19,8 @@ from attnproof.verify.inputs import Inputs
 from attnproof.verify.mutants import catalogue, kernel, matrix
 from attnproof.verify.suite import Answers
 
+PEERS = ("sdpa:math", "torch:eager")  # correct in every case that they take, on CPUs and GPUs
+
 
 @dataclass
 class Score:
@@ -26,8 +28,13 @@ class Score:
 
     tier: str
     fates: list[matrix.Fate]
-    alarms: list[Any]
+    green: matrix.Green
     good: list[str]
+
+    @property
+    def alarms(self) -> list[Any]:
+        """Verdicts of correct kernels that are not passes."""
+        return self.green.alarms
 
     @property
     def dead(self) -> int:
@@ -42,26 +49,26 @@ class Score:
     @property
     def sentence(self) -> str:
         """For records and reports."""
-        return (
-            f"{self.dead} of {len(self.fates)} broken kernels found by tier {self.tier}, "
-            f"{len(self.alarms)} false alarms on {len(self.good)} correct ones (mutant set {catalogue.digest()})"
-        )
+        found = f"{self.dead} of {len(self.fates)} broken kernels found by tier {self.tier}"
+        if self.good:
+            found += f", {len(self.alarms)} false alarms on {len(self.good)} correct ones"
+        return f"{found} (mutant set {catalogue.digest()})"
 
 
-def correct_kernels(*, with_torch: bool = True) -> Iterator[Candidate]:
-    """Kernels that must pass: ours, independent ones of every class, and torch's unfused form."""
+def correct_kernels() -> Iterator[Candidate]:
+    """Kernels that must pass: ours that run here, independent ones of every class, and torch's unfused forms."""
     yield kernel.correct()
     for control in controls.CONTROLS:
         yield from_control(control)
-    if with_torch:
-        from attnproof.verify import loaders
-        from attnproof.verify.candidate import Skip
+    from attnproof.verify import loaders
+    from attnproof.verify.adapters import ours
+    from attnproof.verify.candidate import Skip
 
-        for word in ("sdpa:math", "torch:eager"):
-            try:
-                yield loaders.load(word, "cpu")
-            except Skip:
-                return
+    for word in (*(f"attnproof:{name}" for name in ours.names() if name != "streaming"), *PEERS):
+        try:
+            yield loaders.load(word)
+        except Skip:
+            continue
 
 
 def from_control(control: controls.Control) -> Candidate:
@@ -91,13 +98,9 @@ def run(
     cases = strongest_first(tiers.cases(tier))
     operators = [catalogue.find(name) for name in names] or list(catalogue.OPERATORS)
     fates = matrix.self_test(cases, seed, operators, answers, tick)
-    good, alarms = [], []
-    for candidate in correct_kernels():
-        good.append(candidate.name)
-        alarms += matrix.false_alarms(candidate, cases, range(seed, seed + seeds))
-        if tick is not None:
-            tick(candidate.name)
-    return Score(tier, fates, alarms, good)
+    candidates = list(correct_kernels())
+    green = matrix.judge_correct(candidates, cases, range(seed, seed + seeds), tick)
+    return Score(tier, fates, green, [candidate.name for candidate in candidates])
 
 
 def strongest_first(cases: Sequence[Case]) -> list[Case]:
@@ -110,17 +113,31 @@ def classics(answers: Answers | None = None) -> Score:
     """A quick look at the sharpness: the mistakes that the source documents name, on the smoke tier."""
     cases = strongest_first(tiers.cases("smoke"))
     operators = [catalogue.find(name) for name in catalogue.CLASSICS]
-    return Score("smoke", matrix.self_test(cases, 0, operators, answers), [], [])
+    return Score("smoke", matrix.self_test(cases, 0, operators, answers), matrix.Green(), [])
 
 
 def mutants_of(tier: str, answers: Answers | None = None) -> Score:
     """Every broken kernel against a tier, without the correct ones."""
-    return Score(tier, matrix.self_test(strongest_first(tiers.cases(tier)), 0, answers=answers), [], [])
+    return Score(
+        tier, matrix.self_test(strongest_first(tiers.cases(tier)), 0, answers=answers), matrix.Green(), []
+    )
 
 
-def steps(names: Sequence[str]) -> int:
-    """How often `run` calls its tick."""
-    return (len(names) or len(catalogue.OPERATORS)) + len(controls.CONTROLS) + 3
+def of_compiled(word: str, tier: str, tick: Callable[[str], Any] | None = None) -> Score:
+    """The mutants that a kernel was built with, each in a process of its own."""
+    from attnproof.verify.mutants import compiled
+
+    fates = compiled.self_test(word, strongest_first(tiers.cases(tier)), tick=tick)
+    return Score(tier, fates, matrix.Green(), [])
+
+
+def steps(tier: str, names: Sequence[str], word: str = "") -> int:
+    """How often the self-test calls its tick."""
+    if word:
+        from attnproof.verify.mutants import compiled
+
+        return len(compiled.mutants_of(word))
+    return (len(names) or len(catalogue.OPERATORS)) + len(tiers.cases(tier))
 
 
 def entries(score: Score) -> list[dict[str, Any]]:
@@ -139,12 +156,11 @@ def entries(score: Score) -> list[dict[str, Any]]:
                 "seconds": round(fate.seconds, 3),
             }
         )
-    rows += [
-        {
-            "candidate": name,
-            "group": "correct kernel",
-            "status": "ALARM" if any(a.candidate == name for a in score.alarms) else "GREEN",
-        }
-        for name in score.good
-    ]
+    for name in score.good:
+        alarmed = any(alarm.candidate == name for alarm in score.alarms)
+        rows.append({"candidate": name, "group": "correct kernel", "status": "ALARM" if alarmed else "GREEN"})
+    for (name, dtype, tensor), peak in sorted(score.green.peaks.items()):
+        rows.append(
+            {"candidate": name, "group": "calibration", "dtype": dtype, "tensor": tensor, **vars(peak)}
+        )
     return rows

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -52,13 +52,15 @@ def choose(words: Sequence[str], backends: Sequence[str], device: str | None) ->
     """
     from attnproof.verify.adapters import ours, sdpa
 
-    asked = [(word, False) for word in words]
-    asked += [(f"attnproof:{name}", False) for name in backends or (() if words else ours.names())]
-    if not words:
-        # a deviation of a kernel that we only look at is a finding about it, not a failure of ours
-        asked += [(f"sdpa:{name}", True) for name in sdpa.names()]
+    asked = [(word, False) for word in (*words, *(f"attnproof:{name}" for name in backends))]
     found: list[Candidate] = []
     absent: list[tuple[str, str]] = []
+    if not words:
+        able = {} if backends else ours.here()
+        asked += [(f"attnproof:{name}", False) for name, reason in able.items() if reason is None]
+        absent += [(f"attnproof:{name}", reason) for name, reason in able.items() if reason is not None]
+        # a deviation of a kernel that we only look at is a finding about it, not a failure of ours
+        asked += [(f"sdpa:{name}", True) for name in sdpa.names()]
     for word, peer in asked:
         try:
             candidate = loaders.load(word, device)
@@ -84,7 +86,6 @@ def run(chosen: Chosen, plan: Plan, progress: Progress | None = None) -> dict[st
     with one_thread(), (progress or _silent)("verify", steps) as tick:
         score = _sharpness(plan, answers)
         tick("self-test")
-        # the kernels run before the oracle has any answer of theirs in memory
         for candidate in candidates:
             cases = [served(case, candidate) for case in plan.cases]
             results += [
@@ -109,7 +110,7 @@ def run(chosen: Chosen, plan: Plan, progress: Progress | None = None) -> dict[st
 
 
 @contextmanager
-def _silent(title: str, steps: int) -> Iterator[Tick]:
+def _silent(title: str, steps: int) -> Generator[Tick, None, None]:
     yield lambda label: None
 
 

@@ -28,16 +28,17 @@ def _installed() -> bool:
 
 def why_not(problem: Problem) -> str | None:
     """Everything is served, once torch is there."""
-    if "torch" in sys.modules or _installed():
-        return None
-    return "needs torch, which is not installed; pip install 'attnproof[torch]'"
+    # None in sys.modules forbids the import
+    there = sys.modules["torch"] is not None if "torch" in sys.modules else _installed()
+    return None if there else "needs torch, which is not installed; pip install 'attnproof[torch]'"
 
 
 def forward(problem: Problem, tensors: Tensors) -> tuple[Any, Any]:
     """See ``backends.Backend``."""
     from . import formulas
 
-    return formulas.forward(problem, tensors)
+    out, lse = formulas.forward(problem, tensors)
+    return out, lse.contiguous()
 
 
 def backward(

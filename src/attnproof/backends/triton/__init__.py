@@ -1,8 +1,9 @@
 """Triton backend: every GPU that Triton serves, forward, backward and decode.
 
 Files, from the inside out: ``kernels`` (pieces, and the kernels made of them), ``configs`` (tile sizes), ``plan`` (compile
-once, launch fast), ``arguments`` (from a problem to named kernel arguments), ``launch`` (what runs when). Triton and
-torch are imported by the first call that needs them.
+once, launch fast), ``registry`` (plans by structure), ``arguments`` (from a problem to named kernel arguments),
+``summaries``, ``backprop`` and ``cached`` (the parts of a call), ``launch`` (what runs when). Triton and torch are imported
+by the first call that needs them.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 from ...problem import Grads, Problem, Tensors
 
 name = "triton"
+NUMERICS = "flash"  # p and dS enter their products in the dtype of the inputs
 kind = "torch"
 MAX_HEAD_DIM = 256
 
@@ -61,3 +63,19 @@ def backward(
     from . import launch
 
     return launch.backward(problem, tensors, out, lse, dout, dlse, needs)
+
+
+def append(cache: Any, new: Any, lengths: Any, block_table: Any) -> None:
+    """Write new rows behind the valid ones of a device cache, in place; see ``cached.append``."""
+    from . import cached
+
+    cached.append(cache, new, lengths, block_table)
+
+
+def appends(cache: Any) -> bool:
+    """Whether ``append`` serves this cache: a device that the kernels run on, and a dtype that they copy."""
+    if not _installed() or cache.dtype.itemsize > 4:
+        return False
+    from . import compat
+
+    return compat.unsupported_device() is None

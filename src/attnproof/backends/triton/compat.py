@@ -74,7 +74,8 @@ def launcher(compiled: Any, programs: int) -> Callable[..., None]:
     from triton.runtime import driver
 
     run, function, metadata = compiled.run, compiled.function, compiled.packed_metadata
-    stream = driver.active.get_current_stream
+    active: Any = driver.active
+    stream = active.get_current_stream
     direct = getattr(run, "launch", None)
     scratch = getattr(run, "global_scratch_size", 1) or getattr(run, "profile_scratch_size", 1)
     if direct is not None and not scratch and triton.__version__.startswith("3.6."):

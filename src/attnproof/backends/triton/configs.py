@@ -98,7 +98,8 @@ def _sm90() -> dict[Key, Config]:
             (128, Config(64, 64, 4, 2, True), Config(64, 64, 4, 2, True), Config(64, 64, 4, 2, True)),
             (256, Config(64, 64, 4, 1, True), Config(64, 64, 8, 1, True), Config(64, 64, 8, 1, True)),
         ):
-            for which, config in (("forward", full), ("dkdv", keys), ("dq", queries)):
+            passes: tuple[tuple[Pass, Config], ...] = (("forward", full), ("dkdv", keys), ("dq", queries))
+            for which, config in passes:
                 table[Key("sm90", which, width, banded, heavy=True)] = config
     return table
 
@@ -158,23 +159,33 @@ def work(problem: Problem) -> int:
     return rows * problem.H * problem.N * max(problem.D, 1)
 
 
-def choose(problem: Problem, which: Pass, architecture: str) -> Config:
-    """The configuration for one pass of a problem."""
-    if architecture == "interpreter":
-        return INTERPRETER
+def key_of(problem: Problem, which: Pass, architecture: str) -> Key:
+    """The table row that a call asks for."""
     width = bucket(problem)
-    if problem.dtype == "float32":
-        return _SINGLE[width] if which != "decode" else Config(16, 32, 4, 1)
     heavy = problem.has_bias or problem.has_keep or problem.dropout_p > 0
     heavy = heavy or (problem.softcap > 0 and which == "dkdv" and width == 64)
     banded = problem.left < BIG or problem.right < BIG or problem.top_left or problem.has_bounds
-    found = _row(Key(family(architecture), which, width, banded, heavy))
+    return Key(family(architecture), which, width, banded, heavy)
+
+
+def choose(problem: Problem, which: Pass, architecture: str) -> Config:
+    """The table's configuration for one pass of a problem."""
+    if architecture == "interpreter":
+        return INTERPRETER
+    if problem.dtype == "float32":
+        return _SINGLE[bucket(problem)] if which != "decode" else Config(16, 32, 4, 1)
+    found = _row(key_of(problem, which, architecture))
     if problem.rows == "paged":
         # the pipeline spends its first stages on the page numbers
         found = replace(found, num_stages=found.num_stages + 1, tma=False)
     if found.tma and work(problem) < DESCRIPTOR_WORK:
-        found = _row(Key("large", which, width))
-    return replace(found, narrowest=64) if architecture in WARPGROUP else found
+        found = _row(Key("large", which, bucket(problem)))
+    return fitted(found, architecture)
+
+
+def fitted(config: Config, architecture: str) -> Config:
+    """A configuration with what its architecture asks of every one."""
+    return replace(config, narrowest=64) if architecture in WARPGROUP else config
 
 
 def programs_per_multiprocessor(problem: Problem) -> int:

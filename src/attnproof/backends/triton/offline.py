@@ -19,6 +19,9 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from ...problem import Problem, Tensors
+from . import launch, registry
+from .configs import Config, Pass
 from .plan import Plan
 
 # bytes of shared memory (LDS) a program may use
@@ -61,6 +64,100 @@ class Resources:
     spills: int
     shared: int
     fits: bool
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A call to compile for: its structure and meta tensors.
+
+    Attributes:
+        width: head dim of q, k and v.
+        variant: "full", "causal" or one option: window, softcap, alibi, bias, keep, bounds, dropout, sink, packed,
+            cached, paged.
+        dtype: of q, k and v.
+        length: queries and keys.
+    """
+
+    width: int
+    variant: str = "causal"
+    dtype: str = "bfloat16"
+    length: int = 8192
+
+    def problem(self) -> Problem:
+        """H * D = 2048 and B = 2, as in the measurements."""
+        heads = max(1, 2048 // self.width)
+        options: dict[str, Any] = (
+            {"right": 0} if self.variant not in ("full", "bias", "keep", "paged", "cached") else {}
+        )
+        options |= {
+            "window": {"left": 1023},
+            "softcap": {"softcap": 30.0},
+            "alibi": {"has_alibi": True},
+            "bias": {"bias_shape": (1, heads, self.length, self.length), "bias_dtype": self.dtype},
+            "keep": {"has_keep": True},
+            "bounds": {"has_bounds": True},
+            "dropout": {"dropout_p": 0.1},
+            "sink": {"has_sink": True},
+            "packed": {"rows": "packed", "tokens": (2 * self.length, 2 * self.length)},
+            "cached": {"rows": "cached", "M": 1},
+            "paged": {"rows": "paged", "M": 1, "page": 16},
+        }.get(self.variant, {})
+        given: dict[str, Any] = {
+            "dtype": self.dtype,
+            "device": "cuda",
+            "B": 2,
+            "H": heads,
+            "Hkv": heads,
+            "M": self.length,
+            "N": self.length,
+            "D": self.width,
+            "Dv": self.width,
+            "scale": self.width**-0.5,
+        }
+        return Problem(**(given | options))
+
+    def tensors(self) -> Tensors:
+        """Meta tensors of the problem, bias and mask not yet expanded."""
+        p = self.problem()
+        dtype = getattr(torch, self.dtype)
+
+        def empty(*shape: int, of: Any = dtype) -> Any:
+            return torch.empty(shape, dtype=of, device="meta")
+
+        if p.rows == "packed":
+            q, k, v = (empty(p.tokens[0], p.H, p.D).transpose(0, 1) for _ in range(3))
+        elif p.rows == "paged":
+            pool = (p.B * p.N // p.page, p.H, p.page, p.D)
+            q, k, v = empty(p.B, p.H, p.M, p.D), empty(*pool), empty(*pool)
+        else:
+            q, k, v = empty(p.B, p.H, p.M, p.D), empty(p.B, p.H, p.N, p.D), empty(p.B, p.H, p.N, p.D)
+        int32 = torch.int32
+        more = {
+            "alibi": {"alibi_slopes": empty(1, p.H, of=torch.float32)},
+            "bias": {"bias": empty(1, p.H, p.M, p.N)},
+            "keep": {"keep": empty(p.B, 1, p.M, p.N, of=torch.bool)},
+            "bounds": {"bounds": empty(1, p.M, 2, of=int32)},
+            "dropout": {"rng": empty(2, of=torch.int64)},
+            "sink": {"sink": empty(p.H)},
+            "packed": {"cu_q": empty(p.B + 1, of=int32), "cu_k": empty(p.B + 1, of=int32)},
+            "cached": {"lengths": empty(p.B, of=int32)},
+            "paged": {"lengths": empty(p.B, of=int32), "block_table": empty(p.B, p.N // 16, of=int32)},
+        }
+        return Tensors(q, k, v, **more.get(self.variant, {}))
+
+    def plans(
+        self,
+        architecture: str,
+        given: dict[Pass, Config] | None = None,
+        needs: frozenset[str] = frozenset("qkv"),
+    ) -> list[tuple[str, Plan, tuple[Any, ...]]]:
+        """Every kernel of forward and (where there is one) backward, by name, with the arrays of its launch."""
+        problem, tensors = self.problem(), self.tensors()
+        with registry.rehearse(architecture, given) as rehearsal:
+            out, lse = launch.forward(problem, tensors)
+            if problem.rows in ("dense", "packed"):
+                launch.backward(problem, tensors, out, lse, torch.empty_like(out), None, needs)
+        return rehearsal.plans
 
 
 def target(architecture: str) -> GPUTarget:

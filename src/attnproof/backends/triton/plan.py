@@ -56,7 +56,12 @@ class Plan:
         self.boxes = boxes or {}
         named = {**named, "TMA": bool(self.boxes)}
         self.tail = tuple(named[at] for at in kernel.arg_names[arrays:])
-        self.options: dict[str, Any] = {"num_warps": config.num_warps, "num_stages": config.num_stages}
+        # said aloud because the compiler's own default changes in 3.10
+        self.options: dict[str, Any] = {
+            "num_warps": config.num_warps,
+            "num_stages": config.num_stages,
+            "enable_fp_fusion": True,
+        }
         if config.maxnreg:
             self.options["maxnreg"] = config.maxnreg
         self.launch: Any = None

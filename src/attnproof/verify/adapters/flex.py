@@ -17,7 +17,7 @@ def build(device: str | None = None) -> Candidate:
     """FlexAttention on `device`, the GPU where there is one."""
     try:
         import torch
-        from torch.nn.attention import flex_attention  # noqa: F401  (its absence is the refusal)
+        from torch.nn.attention import flex_attention  # noqa: F401  # pyright: ignore[reportUnusedImport]  its absence is the refusal
     except ImportError as error:
         raise Skip(f"FlexAttention needs a newer torch: {error}") from None
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from attnproof.cases import UNBOUNDED, Case
+from attnproof.problem import Rows
 from attnproof.verify.candidate import Candidate, Native, Outputs, Skip, Traits, native, to_float64
 from attnproof.verify.inputs import Inputs
 
@@ -22,7 +23,7 @@ def build(name: str, device: str | None = None) -> Candidate:
     backend = dispatch.load(name)
     arrays = "torch" if _torch_here() else "numpy"
     device = device or ("cpu" if backend.kind == "numpy" else _accelerator())
-    traits = Traits(numerics=getattr(backend, "numerics", "precise"), arrays=arrays)
+    traits = Traits(numerics=getattr(backend, "NUMERICS", "precise"), arrays=arrays)
     candidate = Candidate(
         f"attnproof:{name}", lambda inputs: _run(name, inputs, arrays, device), traits, device, own=True
     )
@@ -33,17 +34,30 @@ def build(name: str, device: str | None = None) -> Candidate:
 
 def names() -> tuple[str, ...]:
     """Every backend that can run on this machine."""
+    return tuple(name for name, reason in here().items() if reason is None)
+
+
+def here() -> dict[str, str | None]:
+    """Each backend with the reason why it cannot run on this machine at all, or None."""
     from attnproof import dispatch
 
-    able: list[str] = []
-    for name in dispatch.backends():
-        try:
-            backend = dispatch.load(name)
-        except ImportError:
-            continue
-        if backend.kind == "numpy" or _torch_here():
-            able.append(name)
-    return tuple(able)
+    return {name: _absence(name) for name in dispatch.backends()}
+
+
+def _absence(name: str) -> str | None:
+    """Why a backend refuses the plainest cases, in every dtype that they have."""
+    from attnproof import dispatch
+    from attnproof.cases import DTYPES, find
+
+    try:
+        backend = dispatch.load(name)
+    except ImportError as error:
+        return str(error)
+    if backend.kind != "numpy" and not _torch_here():
+        return "torch is not installed"
+    device = "cpu" if backend.kind == "numpy" else _accelerator()
+    reasons = [_refuse(backend, find(f"normal-128/{dtype}"), device) for dtype in DTYPES]
+    return None if None in reasons else reasons[0]
 
 
 def _torch_here() -> bool:
@@ -81,7 +95,7 @@ def problem_of(case: Case, device: str) -> Any:
         N=case.N,
         D=case.D,
         Dv=case.Dv,
-        rows=case.rows,
+        rows=cast(Rows, case.rows),
         page=case.page,
         scale=case.softmax_scale,
         softcap=case.softcap,

@@ -17,7 +17,7 @@ import numpy as np
 
 from attnproof.verify.candidate import Candidate, Outputs, Traits, to_float64
 from attnproof.verify.dtypes import decode
-from attnproof.verify.inputs import Inputs, Placed
+from attnproof.verify.inputs import Inputs
 from attnproof.verify.mutants.operator import Operator
 
 HOME = {
@@ -153,7 +153,8 @@ def describe(inputs: Inputs) -> tuple[Any, Any]:
 
 def _appended(inputs: Inputs, k: Any, v: Any) -> tuple[Any, Any, Any]:
     """The caches after the new keys were written, and the lengths."""
-    assert inputs.lengths is not None
+    if inputs.lengths is None:
+        raise ValueError("inputs: expected lengths of a cache, got None")
     for row, start in enumerate(inputs.lengths):
         for token in range(inputs.case.append):
             at = int(start) + token
@@ -161,7 +162,8 @@ def _appended(inputs: Inputs, k: Any, v: Any) -> tuple[Any, Any, Any]:
             if inputs.block_table is not None:
                 slot, place = inputs.block_table[row, at // inputs.case.page], at % inputs.case.page
             for kept, new in ((k, inputs.k_new), (v, inputs.v_new)):
-                assert isinstance(new, Placed)
+                if new is None:
+                    raise ValueError("inputs: expected new keys and values, got None")
                 kept[slot, :, place] = new.view()[row, :, token]
     return k, v, inputs.lengths + np.int32(inputs.case.append)
 

@@ -177,20 +177,57 @@ def greedy(
     return chosen
 
 
-def false_alarms(
-    candidate: Candidate,
+@dataclass
+class Peak:
+    """The largest numbers that a correct kernel reached: how much room the limits leave (the calibration)."""
+
+    results: int = 0
+    z_rms: float = 0.0
+    z_max: float = 0.0
+    used: float = 0.0
+    closest: float = 0.0
+    check: str = ""
+
+
+@dataclass
+class Green:
+    """Correct kernels over many seeds: alarms, of which there must be none, and peaks by (kernel, dtype, tensor)."""
+
+    alarms: list[Verdict] = field(default_factory=list)
+    peaks: dict[tuple[str, str, str], Peak] = field(default_factory=dict)
+
+    def add(self, verdict: Verdict) -> None:
+        """Count one verdict."""
+        if verdict.status not in (PASS, SKIP):
+            self.alarms.append(verdict)
+        for report in verdict.tensors:
+            peak = self.peaks.setdefault((verdict.candidate, verdict.case.dtype, report.tensor), Peak())
+            peak.results += 1
+            peak.used = max(peak.used, report.bound_used)
+            if verdict.case.statistical:
+                peak.z_rms, peak.z_max = (
+                    max(peak.z_rms, report.z_rms or 0.0),
+                    max(peak.z_max, report.z_max or 0.0),
+                )
+            for check in report.checks:
+                if check.limit and check.value / check.limit > peak.closest:
+                    peak.closest, peak.check = check.value / check.limit, f"{check.name} of {verdict.case.id}"
+
+
+def judge_correct(
+    candidates: Sequence[Candidate],
     cases: Iterable[Case],
     seeds: Iterable[int],
     tick: Callable[[str], Any] | None = None,
-) -> list[Verdict]:
-    """Verdicts of a correct kernel that are not passes: there must be none."""
-    alarms: list[Verdict] = []
+) -> Green:
+    """Every correct kernel on every case and seed; the oracle answers each question once."""
+    found, seeds = Green(), list(seeds)
     with one_thread():
         for case in cases:
             for seed in seeds:
-                verdict = run_case(candidate, case, seed, Answers())
-                if verdict.status not in (PASS, SKIP):
-                    alarms.append(verdict)
+                answers = Answers()
+                for candidate in candidates:
+                    found.add(run_case(candidate, case, seed, answers, explain=False))
             if tick is not None:
-                tick(case.id)
-    return alarms
+                tick(f"correct kernels on {case.id}")
+    return found

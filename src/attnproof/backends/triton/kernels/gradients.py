@@ -7,7 +7,7 @@ sum has a fixed order, needs no atomics and no expanded tensor. Mirror: ``refere
 import triton
 import triton.language as tl
 
-from .backward import load_stat, probabilities, score_gradient
+from .backward import probabilities, score_gradient
 from .pieces import (
     INF,
     band_right,
@@ -21,6 +21,7 @@ from .pieces import (
     scores,
     visible,
 )
+from .statistics import load_stat
 
 
 @triton.jit(

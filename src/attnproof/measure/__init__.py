@@ -1,0 +1,1 @@
+"""Measuring: only what was judged right is timed."""
