@@ -82,7 +82,7 @@ def main() -> None:
     results = []
     for stage in (at for at in STAGES if at in wanted):
         code = globals()[stage]()
-        results.append({"stage": stage, "passed": code == 0})
+        results.append({"candidate": "attnproof:triton", "stage": stage, "passed": code == 0})
         print(f"{stage}: {'passed' if code == 0 else 'FAILED'}", flush=True)
         if code:
             break

@@ -117,8 +117,6 @@ def backward(
     """Run a backend's backward on arrays of either kind."""
     if backend.kind == "torch" and is_torch(tensors.q):
         return backend.backward(problem, tensors, out, lse, dout, dlse, needs)
-    if problem.rows in ("cached", "paged"):
-        raise Unsupported(backend.name, "no gradient through a cache written in place; use attention()")
     given = _to_kind(backend, Tensors(out, lse, dout, dlse))
     grads = backend.backward(problem, _to_kind(backend, tensors), *given[:4], needs)
     dtypes = (*(problem.dtype,) * 3, problem.bias_dtype, *(problem.lse_dtype,) * 2)

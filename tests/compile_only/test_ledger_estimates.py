@@ -14,30 +14,20 @@ from attnproof.problem import Options, bind
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton")
 offline = pytest.importorskip("attnproof.backends.triton.offline")
+configs = pytest.importorskip("attnproof.backends.triton.configs")
 
 
-class Caught(Exception):
-    """The launch that was wanted, before anything ran."""
-
-
-def plan_of(kernel: str, d: int, at: Tile, monkeypatch):
+def plan_of(kernel: str, d: int, at: Tile):
     """The launch plan and the arrays of one of our kernels with a given tile, as the launcher builds them."""
-    from attnproof.backends.triton import configs, launch
-
-    def run(tag, problem, arrays, build, *more):
-        if tag == kernel:
-            raise Caught(build(), arrays)
-        return lambda *_: None
+    from attnproof.backends.triton import launch, registry
 
     config = configs.Config(at.block_q, at.block_k, at.warps, at.stages, tma=True)
-    monkeypatch.setattr(launch, "_run", run)
-    monkeypatch.setattr(launch, "_config", lambda *_: config)
     q, k, v = (torch.zeros(1, 2, 512, d, dtype=torch.float16) for _ in range(3))
     problem, tensors = bind(q, k, v, Options())
-    with pytest.raises(Caught) as caught:
+    with registry.rehearse("sm90", {kernel: config}) as rehearsal:
         launch.forward(problem, tensors)
         launch.backward(problem, tensors, q, torch.zeros(1, 2, 512), q, None, frozenset("qkv"))
-    return caught.value.args
+    return next((plan, arrays) for tag, plan, arrays in rehearsal.plans if tag == kernel)
 
 
 @pytest.mark.slow
@@ -51,8 +41,8 @@ def plan_of(kernel: str, d: int, at: Tile, monkeypatch):
     ],
     ids=str,
 )
-def test_estimates_hold_for_what_is_compiled_here(kernel, d, at, monkeypatch) -> None:
-    plan, arrays = plan_of(kernel, d, at, monkeypatch)
+def test_estimates_hold_for_what_is_compiled_here(kernel, d, at) -> None:
+    plan, arrays = plan_of(kernel, d, at)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the compiler talks about its own coming defaults
         compiled = offline.compile_plan(plan, tuple(plan.described(tuple(arrays))), "sm90")

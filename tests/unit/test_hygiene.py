@@ -35,7 +35,6 @@ LAYERS = (
 FILE_LINES, FUNCTION_LINES = 450, 60
 KERNEL = "device code: most of its lines are the named arguments of one launch"
 LONG_FILES: dict[str, str] = {
-    "src/attnproof/ledger/tiles.py": "the planner's model and its table of refusals read together",
     "tests/gpu/test_cases.py": "one case after the other",
     "tests/unit/test_compat_transformers.py": "one kind of model after the other",
 }

@@ -156,3 +156,19 @@ def test_the_page_stays_below_three_megabytes_for_every_case_on_six_kernels(docu
 
 def test_a_word_in_the_data_cannot_end_its_script() -> None:
     assert "</script>" not in html.embed({"why": "</script><script>alert(1)</script>"})
+
+
+@pytest.mark.parametrize(
+    ("said", "known"),
+    [("0a1b", {"commit": "0a1b", "dirty": False}), ("0a1b-dirty", {"commit": "0a1b", "dirty": True})],
+)
+def test_a_copy_without_history_says_whether_its_original_was_clean(
+    tmp_path: Path, said: str, known: object
+) -> None:
+    """A record that calls every copy clean vouches for changes that nobody can look up."""
+    (tmp_path / "COMMIT").write_text(f"{said}\n")
+    assert known == records.commit_of(tmp_path)
+
+
+def test_a_copy_that_says_nothing_is_not_called_clean(tmp_path: Path) -> None:
+    assert {"commit": None, "dirty": None} == records.commit_of(tmp_path)

@@ -42,6 +42,7 @@ def environment(device: str = "cpu") -> dict[str, Any]:
     """Device, processor, versions and commit."""
     return {
         "device": _device_name(device),
+        **({} if device == "cpu" else {"state": _gpu_state()}),
         "cpu": cpu_name(),
         "threads": _threads(),
         "platform": f"{platform.system()} {platform.machine()}",
@@ -89,13 +90,31 @@ def _device_name(device: str) -> str:
     return str(torch.cuda.get_device_name(device))
 
 
+def _gpu_state() -> dict[str, str]:
+    """What decides a time besides the device, where the driver tells it: clocks, power limit, temperature."""
+    query = "driver_version,clocks.sm,clocks.mem,power.limit,temperature.gpu"
+    command = ["nvidia-smi", f"--query-gpu={query}", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+    except (OSError, subprocess.CalledProcessError):
+        return {}
+    return dict(zip(query.split(","), done.stdout.partition("\n")[0].split(", "), strict=False))
+
+
 @cache
 def _commit() -> dict[str, Any]:
-    """Commit and dirty flag when the package runs from a checkout; a copy without history names its commit in a file."""
-    root = Path(__file__).parents[3]
+    return commit_of(Path(__file__).parents[3])
+
+
+def commit_of(root: Path) -> dict[str, Any]:
+    """Commit and dirty flag of a checkout, None where nobody knows.
+
+    A copy without history says in a file ``COMMIT`` what ``git describe --always --abbrev=40 --dirty`` said of the original.
+    """
     named = root / "COMMIT"
     if named.is_file():
-        return {"commit": named.read_text(encoding="utf-8").split()[0], "dirty": False}
+        said = named.read_text(encoding="utf-8").strip()
+        return {"commit": said.removesuffix("-dirty"), "dirty": said.endswith("-dirty")}
     if not (root / ".git").exists():
         return {"commit": None, "dirty": None}
     try:

@@ -28,8 +28,8 @@ def _installed() -> bool:
 
 def why_not(problem: Problem) -> str | None:
     """Everything is served, once torch is there."""
-    # None in sys.modules forbids the import
-    there = sys.modules["torch"] is not None if "torch" in sys.modules else _installed()
+    # a None there forbids the import
+    there = bool(sys.modules["torch"]) if "torch" in sys.modules else _installed()
     return None if there else "needs torch, which is not installed; pip install 'attnproof[torch]'"
 
 

@@ -1,9 +1,10 @@
 """Tile sizes per (architecture class, dtype, head dim bucket, pass): measured where a record is named, else started
 from the register and shared memory reports of the offline compile matrix (``results/compile``), which is no claim of speed.
 
-What the H200 taught (records below): a tile of 64 queries by 128 keys on four warps with one stage, small enough that
-three programs share a multiprocessor, beats every deeper pipeline, because the compiler waits for each matrix product
-and only *other* programs can fill that wait.
+No row names a record yet: the sm90 rows were chosen while developing on an H200, without a full green verdict beside
+them. There, a tile of 64 queries by 128 keys on four warps with one stage, small enough that three programs share a
+multiprocessor, looked better than every deeper pipeline: the compiler waits for each matrix product, and only *other*
+programs can fill that wait. ``make gpu`` writes the records that settle it.
 """
 
 from __future__ import annotations
@@ -67,7 +68,6 @@ class Key:
 INTERPRETER = Config(32, 32, 4, 1)
 # below this many multiply-adds the host time of building descriptors shows
 DESCRIPTOR_WORK = 2**32
-TUNED = "h200/tuning.json"
 WARPGROUP = frozenset({"sm90", "sm100", "sm103"})  # matrix units fed from shared memory by descriptor
 
 
@@ -76,8 +76,8 @@ def _sm90() -> dict[Key, Config]:
     table: dict[Key, Config] = {}
 
     def put(which: Pass, width: int, full: Config, cut: Config) -> None:
-        table[Key("sm90", which, width)] = replace(full, record=TUNED)
-        table[Key("sm90", which, width, banded=True)] = replace(cut, record=TUNED)
+        table[Key("sm90", which, width)] = full
+        table[Key("sm90", which, width, banded=True)] = cut
 
     put("forward", 64, Config(64, 128, 4, 1, True), Config(64, 128, 4, 2, True))
     put("forward", 128, Config(64, 128, 4, 1, True), Config(64, 128, 4, 1, True, 168))
@@ -89,7 +89,7 @@ def _sm90() -> dict[Key, Config]:
     put("dq", 128, Config(64, 64, 4, 2, True), Config(128, 64, 8, 3, True))
     put("dq", 256, Config(64, 64, 4, 2, True), Config(64, 64, 4, 2, True))
     for width in (64, 128, 256):
-        table[Key("sm90", "decode", width)] = Config(16, 64, 4, 4 if width < 256 else 2, record=TUNED)
+        table[Key("sm90", "decode", width)] = Config(16, 64, 4, 4 if width < 256 else 2)
         table[Key("sm90", "dbias", width)] = Config(64, 64, 4, 1)
     # starting points that the compile matrix shows without large spills
     for banded in (False, True):
