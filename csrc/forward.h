@@ -187,9 +187,9 @@ struct Forward {
       for (int r = 0; r < block.lanes; ++r) {
         const long at = block.first + r, h = lanes->head[at], i = lanes->query[at];
         const bool dead = l[at] == 0;
-        const T inverse = dead ? T(0) : T(1) / l[at];
+        const T sum = dead ? T(1) : l[at];
         T* row = result + r * Dvp;
-        for (long x = 0; x < Dvp; ++x) row[x] *= inverse;
+        for (long x = 0; x < Dvp; ++x) row[x] /= sum;
         narrow_row(row, a.Dv, rows.at(h, i), rows.element);
         lse[lse_index(a, seq, h, i)] = dead ? -T(__builtin_inf()) : T(m[at] + T(__builtin_log(l[at])));
       }

@@ -81,7 +81,9 @@ void softmax_tile(const SoftmaxTile<T>& given) {
       exp2_each<T, 4>(p, kLog2e<T>);
       ATTN_UNROLL
       for (int n = 0; n < 4; ++n) store(at + n * W, p[n]);
-      sum = sum + ((p[0] + p[1]) + (p[2] + p[3]));
+      // key by key, as the products sum: an average of equal values is then that value exactly
+      ATTN_UNROLL
+      for (int n = 0; n < 4; ++n) sum = sum + p[n];
     }
     store(t.l + v * L, fma<T>(load(t.l + v * L), load(t.alpha + v * L), sum));
   }
