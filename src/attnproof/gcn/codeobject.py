@@ -8,11 +8,12 @@ Follows the LLVM "User Guide for AMDGPU Backend" (code object V3 to V5: sections
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import struct
 import subprocess
 import tempfile
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -71,10 +72,8 @@ class _Elf:
             raise ShapeError(expected("data", "a little-endian ELF64 code object", repr(data[:6])))
         self.data = data
         (table,) = struct.unpack_from("<Q", data, 0x28)
-        self.flags, size, count = (
-            struct.unpack_from("<I", data, 0x30)[0],
-            *struct.unpack_from("<HH", data, 0x3A),
-        )
+        (self.flags,) = struct.unpack_from("<I", data, 0x30)
+        size, count = struct.unpack_from("<HH", data, 0x3A)
         # name, type, flags, address, offset, size, link, info, align, entry size
         self.sections = [struct.unpack_from("<IIQQQQIIQQ", data, table + size * i) for i in range(count)]
 
@@ -117,10 +116,8 @@ class _Elf:
 def _kernel(elf: _Elf, symbols: dict[str, tuple[int, int]], entry: dict[str, Any]) -> KernelInfo:
     address, _ = symbols[entry[".symbol"]]
     descriptor = elf.at(address, 64)
-    offset, rsrc1, rsrc2, properties = (
-        struct.unpack_from("<q", descriptor, 16)[0],
-        *struct.unpack_from("<IIH", descriptor, 48),
-    )
+    (offset,) = struct.unpack_from("<q", descriptor, 16)
+    rsrc1, rsrc2, properties = struct.unpack_from("<IIH", descriptor, 48)
     return KernelInfo(
         name=entry[".name"],
         vgprs=entry[".vgpr_count"],
@@ -168,19 +165,18 @@ class CodeObject:
     target: str
     kernels: dict[str, KernelInfo]
     instructions: tuple[Instruction, ...]
-    disassembly: str
+    disassembly: str = field(repr=False)
+    # kernels made ready to run, by name
+    programs: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
     def load(cls, data: bytes) -> CodeObject:
         """Read a linked code object (not an offload bundle)."""
         elf = _Elf(data)
         metadata, symbols = elf.metadata(), elf.symbols()
-        target = str(metadata.get("amdhsa.target", ""))
-        # "amdgcn-amd-amdhsa--gfx906:xnack-": the processor without its features
-        processor = (
-            target.split("-")[-1].split("-")[-1] if "gfx" not in target else "gfx" + target.split("gfx")[-1]
-        )
-        processor = processor.split(":")[0] or _MACHINES.get(elf.flags & 0xFF, "unknown")
+        # "amdgcn-amd-amdhsa--gfx906:xnack-": the processor without its features (compilers order the parts differently)
+        named = re.search(r"gfx[0-9a-f]+", str(metadata.get("amdhsa.target", "")))
+        processor = named[0] if named else _MACHINES.get(elf.flags & 0xFF, "unknown")
         kernels = {entry[".name"]: _kernel(elf, symbols, entry) for entry in metadata["amdhsa.kernels"]}
         text = _disassemble(data)
         return cls(processor, kernels, decode(text), text)
@@ -197,8 +193,9 @@ class CodeObject:
         if not head.startswith(_FIXTURE):
             raise ShapeError(expected("text", f"a first line that starts with {_FIXTURE!r}", repr(head[:40])))
         found = json.loads(head[len(_FIXTURE) :])
-        kernels = {
-            entry["name"]: KernelInfo(**{**entry, "arguments": tuple(entry["arguments"])})
-            for entry in found["kernels"]
-        }
+        kernels: dict[str, KernelInfo] = {}
+        for entry in found["kernels"]:
+            fields: dict[str, Any] = dict(entry)
+            fields["arguments"] = tuple(fields["arguments"])
+            kernels[fields["name"]] = KernelInfo(**fields)
         return cls(found["target"], kernels, decode(body), body)

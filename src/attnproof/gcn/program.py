@@ -54,21 +54,24 @@ def build_step(made: Instruction, kernel: KernelInfo) -> Step:
             or transfers.build(made)
         )
     except Fault as fault:
-        return _raises(fault.reason)
+        return _Missing(fault.reason)
     except (IndexError, KeyError, ValueError) as error:
-        return _raises(f"unknown form of {made.text!r} ({error!r})")
-    return step or _raises(f"unknown instruction {made.mnemonic!r}")
+        return _Missing(f"unknown form of {made.text!r} ({error!r})")
+    return step or _Missing(f"unknown instruction {made.mnemonic!r}")
 
 
 def _nothing(group: Group) -> None:
     """No effect on registers or memory."""
 
 
-def _raises(reason: str) -> Step:
-    def step(group: Group) -> None:
-        raise UnknownInstruction(reason)
+class _Missing:
+    """A step without semantics: raises when a wave reaches it."""
 
-    return step
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+
+    def __call__(self, group: Group) -> None:
+        raise UnknownInstruction(self.reason)
 
 
 @dataclass(frozen=True)
@@ -84,9 +87,13 @@ class Program:
     board: Scoreboard = field(repr=False)
 
     @property
-    def names(self) -> list[str]:
-        """Mnemonics in order."""
-        return [made.mnemonic for made in self.instructions]
+    def missing(self) -> tuple[str, ...]:
+        """Instructions without semantics here, reached or not."""
+        return tuple(
+            made.text
+            for made, step in zip(self.instructions, self.steps, strict=True)
+            if isinstance(step, _Missing)
+        )
 
 
 def reachable(instructions: tuple[Instruction, ...], entry: int) -> tuple[Instruction, ...]:
@@ -114,12 +121,22 @@ def reachable(instructions: tuple[Instruction, ...], entry: int) -> tuple[Instru
 
 
 def prepare(code: CodeObject, name: str) -> Program:
-    """Make a kernel ready."""
+    """Make a kernel ready; done once per code object."""
+    if name not in code.programs:
+        code.programs[name] = _prepare(code, name)
+    return code.programs[name]
+
+
+def _prepare(code: CodeObject, name: str) -> Program:
     if name not in code.kernels:
         raise ShapeError(expected("kernel", f"one of {sorted(code.kernels)}", repr(name)))
     kernel = code.kernels[name]
     if kernel.wavefront_size != 64:
         raise ShapeError(expected("kernel", "wavefront size 64", kernel.wavefront_size))
+    if kernel.rsrc1 >> 12 & 15 or kernel.flushes_f16:
+        raise ShapeError(
+            expected("kernel", "round to nearest even and fp16 denormals kept", f"{kernel.rsrc1:#x}")
+        )
     instructions = reachable(code.instructions, kernel.entry)
     number = {made.address: index for index, made in enumerate(instructions)}
     steps: list[Step] = []

@@ -13,15 +13,21 @@ import numpy as np
 from attnproof.gcn import floats, integers
 from attnproof.gcn.decode import VCC, Instruction
 from attnproof.gcn.integers import Row
-from attnproof.gcn.operands import Step, raw64, scalar_mask, source, store
+from attnproof.gcn.operands import Step, flush, raw64, scalar_mask, source, store
 from attnproof.gcn.wave import Group, pack_mask, unpack_mask
 
 Builder = Callable[[Instruction, bool], Step]
 
 
+def _flushing(row: Row) -> Row:
+    """The row with denormal fp32 results flushed."""
+    kinds, kind, function = row
+    return (kinds, kind, lambda *values: flush(function(*values))) if kind == "f" else row
+
+
 def table_step(made: Instruction, row: Row, flushing: bool, keeps_high: bool = False) -> Step:
     """A step for D = function(S0, S1, S2)."""
-    kinds, kind, function = row
+    kinds, kind, function = _flushing(row) if flushing else row
     sources = [source(made, index + 1, part, flushing) for index, part in enumerate(kinds)]
     write = store(made, kind, keeps_high)
     if len(sources) == 1:
@@ -36,7 +42,7 @@ def table_step(made: Instruction, row: Row, flushing: bool, keeps_high: bool = F
 
 def _accumulate(made: Instruction, row: Row, flushing: bool) -> Step:
     """A step for D = S0 * S1 + D."""
-    kinds, kind, function = row
+    kinds, kind, function = _flushing(row) if flushing else row
     left, right = (source(made, index + 1, part, flushing) for index, part in enumerate(kinds))
     addend = source(
         Instruction(made.address, "", "", "", made.operands[:1], {}, made.text), 0, kind, flushing
@@ -143,14 +149,19 @@ def _divide_scale(made: Instruction, flushing: bool) -> Step:
 
 
 def _divide_fmas(made: Instruction, flushing: bool) -> Step:
-    """V_DIV_FMAS_F32: fused multiply-add, times 2**32 in lanes whose vcc bit is set."""
+    """V_DIV_FMAS_F32: fused multiply-add; in lanes whose vcc bit is set it undoes the 2**64 of V_DIV_SCALE, in one rounding.
+
+    The ISA text prints a factor of 2**32, with which no quotient would come out right; later ISA texts have 2**64
+    above and 2**-64 below an exponent of 127 of S2, as here.
+    """
     parts = [source(made, index, "f", flushing) for index in (1, 2, 3)]
     write = store(made, "f")
 
     def step(group: Group) -> None:
-        total = floats.fma32(*(part(group) for part in parts))
-        scaled = unpack_mask(group.pair[VCC >> 1])
-        write(group, np.where(scaled, total * np.float32(2.0**32), total))
+        a, b, c = (part(group) for part in parts)
+        up = (c.view(np.uint32) >> np.uint32(23) & np.uint32(255)) > 127
+        power = np.where(unpack_mask(group.pair[VCC >> 1]), np.where(up, 64, -64), 0)
+        write(group, floats.fma32(a, b, c, power))
 
     return step
 
