@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from attnproof.gcn.codeobject import KernelInfo
+from attnproof.gcn.codeobject import CodeObject, KernelInfo
 from attnproof.gcn.decode import EXEC, VCC, decode_line
 from attnproof.gcn.lds import Lds
 from attnproof.gcn.memory import Memory
@@ -22,6 +23,36 @@ KERNEL = KernelInfo(
     name="k", vgprs=32, sgprs=32, vgpr_spills=0, sgpr_spills=0, lds_bytes=0, scratch_bytes=0, kernarg_size=0,
     wavefront_size=64, max_flat_workgroup_size=256, arguments=(), entry=0, rsrc1=0xAF0000, rsrc2=0, properties=0,
 )  # fmt: skip
+
+
+def assembled(lines: str, lds_bytes: int = 0, kernarg_size: int = 16, block: int = 256) -> CodeObject:
+    """A code object from instruction text; `label:` lines name branch targets, every instruction counts four bytes."""
+    found = [line.strip() for line in lines.strip().splitlines() if line.strip()]
+    labels: dict[str, int] = {}
+    code: list[str] = []
+    for line in found:
+        if line.endswith(":"):
+            labels[line[:-1]] = len(code)
+        else:
+            code.append(line)
+    text: list[str] = []
+    for at, line in enumerate(code):
+        words = line.split()
+        if words[0].startswith(("s_branch", "s_cbranch")):
+            line = f"{words[0]} {labels[words[1]] - at - 1 & 0xFFFF}"
+        text.append(f"\t{line}    // {0x1000 + 4 * at:012X}: 00000000")
+    # kernarg pointer in s[0:1], workgroup ids in s2, s3, s4, work items in v0, v1, v2
+    kernel = replace(
+        KERNEL, lds_bytes=lds_bytes, kernarg_size=kernarg_size, max_flat_workgroup_size=block, entry=0x1000,
+        properties=8, rsrc2=2 << 1 | 7 << 7 | 2 << 11,
+    )  # fmt: skip
+    head = json.dumps({"target": "gfx906", "kernels": [asdict(kernel)]})
+    return CodeObject.from_text(f"; attnproof gcn fixture 1 {head}\n" + "\n".join(text))
+
+
+@pytest.fixture
+def assemble() -> Callable[..., CodeObject]:
+    return assembled
 
 
 class State:
