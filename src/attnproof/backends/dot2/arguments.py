@@ -103,16 +103,21 @@ def lse_strides(problem: Problem) -> dict[str, int]:
     return {"lse_b": problem.H * problem.M, "lse_h": problem.M}
 
 
+def tensors(t: Tensors) -> dict[str, Any]:
+    """The caller's arrays by pointer field."""
+    return {
+        "q": t.q, "k": t.k, "v": t.v, "bias": t.bias, "keep": t.keep, "slopes": t.alibi_slopes, "sink": t.sink,
+        "bounds": t.bounds, "rng": t.rng, "cu_q": t.cu_q, "cu_k": t.cu_k, "lengths": t.lengths,
+        "table": t.block_table,
+    }  # fmt: skip
+
+
 def inputs(problem: Problem, t: Tensors) -> dict[str, Any]:
-    """Pointers and strides of everything the caller gave; bias, mask and slopes already stretched by stride 0."""
+    """Strides and sizes of everything the caller gave; bias, mask and slopes already stretched by stride 0."""
     bounds_b = 0
     if t.bounds is not None and t.bounds.dim() == 3 and t.bounds.shape[0] > 1:
         bounds_b = t.bounds.stride(0)
     return {
-        **pointers(
-            q=t.q, k=t.k, v=t.v, bias=t.bias, keep=t.keep, slopes=t.alibi_slopes, sink=t.sink, bounds=t.bounds,
-            rng=t.rng, cu_q=t.cu_q, cu_k=t.cu_k, lengths=t.lengths, table=t.block_table,
-        ),
         **strides("q", t.q, "bhmd"),
         **strides("k", t.k, "bhnd"),
         **strides("v", t.v, "bhnd"),
@@ -125,12 +130,12 @@ def inputs(problem: Problem, t: Tensors) -> dict[str, Any]:
         "table_b": 0 if t.block_table is None else t.block_table.stride(0),
         **lse_strides(problem),
         **sizes(problem),
-    }  # fmt: skip
+    }
 
 
-def pointers(**tensors: Any) -> dict[str, int]:
-    """Addresses by name; a missing tensor is a null pointer."""
-    return {name: 0 if x is None else x.data_ptr() for name, x in tensors.items()}
+def pointers(arrays: Mapping[str, Any]) -> dict[str, int]:
+    """Addresses by field."""
+    return {name: x.data_ptr() for name, x in arrays.items()}
 
 
 def wide(width: int, *tensors: Any) -> bool:
