@@ -17,7 +17,7 @@ from .problem import Grads, Problem, Tensors
 
 # fastest first; the oracle last. `native` joins when it passes the whole parity suite: a logit of +inf gives 0 there
 # where it has to give NaN
-ORDER = ("triton", "streaming", "math", "reference")
+ORDER = ("triton", "dot2", "streaming", "math", "reference")
 NEVER_AUTO = frozenset({"reference"})
 
 

@@ -89,6 +89,16 @@ INLINE float dot2(u32 a, u32 b, float c) {
 constexpr float kLog2e = 1.4426950408889634f;  // 1 / ln 2
 constexpr float kLn2 = 0.6931471805599453f;
 
+// An input that every lane reads at the same place; nothing in the launch writes it, so the scalar unit may read it.
+template <class T>
+INLINE T uniform(const T* at) {
+#if defined(__CUDA__)
+  return *at;
+#else
+  return *(const __attribute__((address_space(4))) T*)at;
+#endif
+}
+
 INLINE float infinity() { return __builtin_inff(); }
 INLINE float as_float(u32 x) { return __builtin_bit_cast(float, x); }
 INLINE u32 as_bits(float x) { return __builtin_bit_cast(u32, x); }

@@ -18,12 +18,12 @@ struct Sequence {
 INLINE Sequence sequence_of(const Args& a, int b) {
   Sequence s = {b, a.M, a.N, 0, 0};
 #if ROWS == 1
-  s.q_row = a.cu_q[b];
-  s.k_row = a.cu_k[b];
-  s.rows = a.cu_q[b + 1] - a.cu_q[b];
-  s.keys = a.cu_k[b + 1] - a.cu_k[b];
+  s.q_row = uniform(a.cu_q + b);
+  s.k_row = uniform(a.cu_k + b);
+  s.rows = uniform(a.cu_q + b + 1) - uniform(a.cu_q + b);
+  s.keys = uniform(a.cu_k + b + 1) - uniform(a.cu_k + b);
 #elif ROWS >= 2
-  s.keys = a.lengths[b];
+  s.keys = uniform(a.lengths + b);
 #endif
   return s;
 }
@@ -111,7 +111,7 @@ INLINE void narrow(Interval& at, const Args& a, const Sequence& s, int first, in
   int low = s.keys, full_low = 0, full_high = s.keys, high = 0;
   for (int i = first; i <= last; ++i) {
     const i32* row = bounds_of(a, s, i);
-    const int from = row[0], to = row[1];
+    const int from = uniform(row), to = uniform(row + 1);
     full_low = most(full_low, from);
     full_high = least(full_high, to);
     if (to > from) {

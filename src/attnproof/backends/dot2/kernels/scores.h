@@ -98,8 +98,8 @@ struct Stream {
 
 INLINE Stream stream_of(const Args& a) {
 #if DROPOUT
-  const u64 seed = u64(a.rng[0]);
-  return Stream{u32(seed), u32(seed >> 32), u32(u64(a.rng[1]))};
+  const u64 seed = u64(uniform(a.rng));
+  return Stream{u32(seed), u32(seed >> 32), u32(u64(uniform(a.rng + 1)))};
 #else
   return Stream{0, 0, 0};
 #endif
