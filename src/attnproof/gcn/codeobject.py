@@ -155,7 +155,8 @@ def _disassemble(data: bytes) -> str:
         done = subprocess.run([tool, "-d", str(path)], capture_output=True, text=True, check=False)
     if done.returncode:
         raise ShapeError(expected("data", "a code object that llvm-objdump reads", done.stderr.strip()))
-    return done.stdout
+    # without the line that names the temporary file
+    return done.stdout[done.stdout.find("Disassembly of section") :]
 
 
 @dataclass(frozen=True)
