@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+import struct
 from collections.abc import Callable
 from fractions import Fraction
 from typing import Any
@@ -18,7 +19,9 @@ from tests.gcn.exact import (
     f16,
     f32,
     floats,
+    fma,
     halves,
+    product,
     rounded,
     same,
 )
@@ -187,6 +190,97 @@ def test_a_floating_compare_gives_a_lane_mask(execute: Any, relation: str, kind:
         for lane, (x, y) in enumerate(zip(a, b, strict=True))
     )
     assert expected == execute(f"v_cmp_{relation}_{kind}_e32 vcc, v1, v2", {1: a, 2: b}).vcc
+    narrowed = execute(f"v_cmpx_{relation}_{kind}_e32 vcc, v1, v2", {1: a, 2: b})
+    assert (expected, expected) == (narrowed.vcc, narrowed.exec)
+
+
+def doubles(seed: int) -> tuple[list[int], list[int]]:
+    """Low and high words of fp64 numbers, some special."""
+    rng = random.Random(seed)
+    numbers = [rng.choice([0.0, -0.0, 1.5, INF, -INF, math.nan, 5e-324, rng.gauss(0, 1)]) for _ in range(64)]
+    patterns = [struct.unpack("<Q", struct.pack("<d", number))[0] for number in numbers]
+    return [pattern & M32 for pattern in patterns], [pattern >> 32 for pattern in patterns]
+
+
+@pytest.mark.parametrize("relation", FP_RELATIONS)
+def test_an_fp64_compare_gives_a_lane_mask(execute: Any, relation: str) -> None:
+    a, b = doubles(1), doubles(2)
+    values = {2: a[0], 3: a[1], 4: b[0], 5: b[1]}
+    left, right = (
+        [struct.unpack("<d", struct.pack("<2I", *pair))[0] for pair in zip(*x, strict=True)] for x in (a, b)
+    )
+    expected = sum(
+        int(FP_RELATIONS[relation](x, y)) << lane for lane, (x, y) in enumerate(zip(left, right, strict=True))
+    )
+    assert expected == execute(f"v_cmp_{relation}_f64_e32 vcc, v[2:3], v[4:5]", values).vcc
+    assert expected == execute(f"v_cmpx_{relation}_f64_e32 vcc, v[2:3], v[4:5]", values).exec
+
+
+@pytest.mark.parametrize("name", ["exp", "log", "rcp", "rsq", "sqrt"])
+def test_an_fp16_transcendental_is_within_one_ulp(execute: Any, name: str) -> None:
+    rng = random.Random(3)
+    patterns = [b16(abs(rng.gauss(0, 1)) + 0.01) for _ in range(64)]
+    got = execute(f"v_{name}_f16_e32 v0, v1", {1: patterns}).vector(0)
+    for word, result in zip(patterns, got, strict=True):
+        exact, near = CLOSE[name](mpmath.mpf(f16(word))), f16(result)
+        assert abs(exact - mpmath.mpf(near)) <= max(2.0**-24, 2.0 ** (math.frexp(near)[1] - 11))
+
+
+@pytest.mark.parametrize("name", ["floor", "ceil", "trunc", "rndne"])
+def test_an_fp16_rounding_instruction_is_its_definition(execute: Any, name: str) -> None:
+    patterns = [b16(random.Random(k).gauss(0, 9)) for k in range(64)]
+    got = execute(f"v_{name}_f16_e32 v0, v1", {1: patterns}).vector(0)
+    assert [ROUNDINGS[name](f16(word)) for word in patterns] == [f16(word) for word in got]
+
+
+def test_fp16_ldexp_scales_by_a_signed_power(execute: Any) -> None:
+    patterns, powers = [b16(1.0 + k / 64) for k in range(64)], [k % 30 - 26 for k in range(64)]
+    got = execute(
+        "v_ldexp_f16_e32 v0, v1, v2", {1: patterns, 2: [power & 0xFFFF for power in powers]}
+    ).vector(0)
+    expected = [
+        rounded(Fraction(f16(w)) * Fraction(2) ** e, "f16") for w, e in zip(patterns, powers, strict=True)
+    ]
+    assert expected == [f16(word) for word in got]
+
+
+@pytest.mark.parametrize("text", ["v_mad_f16 v0, v1, v2, v0", "v_mac_f16_e32 v0, v1, v2"])
+def test_fp16_mad_rounds_twice(execute: Any, text: str) -> None:
+    a, b, c = halves(1), halves(2), halves(3)
+    got = execute(text, {0: c, 1: a, 2: b}).vector(0)
+    for lane in range(64):
+        x = product(f16(a[lane]), f16(b[lane]), "f16")
+        assert same(fma(x, 1.0, f16(c[lane]), "f16"), f16(got[lane]))
+
+
+def test_legacy_multiply_takes_zero_times_anything_as_zero(execute: Any) -> None:
+    a, b = floats(1), floats(2)
+    got = execute("v_mul_legacy_f32 v0, v1, v2", {1: a, 2: b}).vector(0)
+    for x, y, result in zip(map(f32, a), map(f32, b), got, strict=True):
+        assert same(0.0 if 0.0 in (abs(x), abs(y)) else product(x, y, "f32"), f32(result))
+
+
+def test_fp64_and_integers_convert_both_ways(execute: Any) -> None:
+    given = [0, 1, 0x7FFFFFFF, 0x80000000, M32] + [random.Random(k).getrandbits(32) for k in range(59)]
+    state = execute("v_cvt_f64_u32_e32 v[2:3], v1\nv_cvt_u32_f64_e32 v0, v[2:3]", {1: given})
+    assert given == state.vector(0)
+    assert [struct.unpack("<Q", struct.pack("<d", word))[0] for word in given] == state.vector64(2)
+    state = execute(
+        "v_cvt_f64_i32_e32 v[2:3], v1\nv_cvt_i32_f64_e32 v0, v[2:3]\nv_cvt_u32_f64_e32 v4, v[2:3]", {1: given}
+    )
+    assert given == state.vector(0)
+    assert [0 if word >> 31 else word for word in given] == state.vector(4)
+
+
+def test_fp16_division_fixup_sorts_out_special_operands(execute: Any) -> None:
+    """S0 quotient, S1 denominator, S2 numerator."""
+    rows = [(0.5, 0.0, 1.0, INF), (0.5, -0.0, 1.0, -INF), (0.5, 0.0, 0.0, math.nan), (0.5, INF, 1.0, 0.0), (0.5, INF, -INF, math.nan),
+            (0.5, 2.0, -1.0, -0.5), (0.5, 2.0, 0.0, 0.0), (0.5, math.nan, 1.0, math.nan)]  # fmt: skip
+    columns = [
+        [b16(x) if not math.isnan(x) else 0x7E00 for x in column] * 8 for column in zip(*rows, strict=True)
+    ]
+    got = execute("v_div_fixup_f16 v0, v1, v2, v3", {1: columns[0], 2: columns[1], 3: columns[2]}).vector(0)
+    assert all(same(row[3], f16(word)) for row, word in zip(rows * 8, got, strict=True))
 
 
 def test_cmp_class_sorts_numbers_into_ten_classes(execute: Any) -> None:
@@ -207,6 +301,10 @@ def test_cmp_class_sorts_numbers_into_ten_classes(execute: Any) -> None:
             "v_cmp_class_f32_e64 s[0:1], v1, v2", {1: pattern, 2: [1 << lane % 10 for lane in range(64)]}
         )
         assert sum(1 << lane for lane in range(64) if lane % 10 == number) == state.scalar64(0)
+        narrowed = execute(
+            "v_cmpx_class_f32_e32 vcc, v1, v2", {1: pattern, 2: [1 << lane % 10 for lane in range(64)]}
+        )
+        assert (state.scalar64(0), state.scalar64(0)) == (narrowed.vcc, narrowed.exec)
 
 
 def test_the_division_sequence_of_the_compiler_is_correctly_rounded(execute: Any) -> None:
