@@ -197,6 +197,11 @@ def _prepare(code: CodeObject, name: str) -> Program:
     return Program(kernel, instructions, steps, kinds, targets, conditions, Scoreboard(instructions))
 
 
+def missing(code: CodeObject, name: str) -> tuple[str, ...]:
+    """Instructions of a kernel that have no semantics here, reached or not."""
+    return prepare(code, name).missing
+
+
 def uniform(taken: Any) -> bool | None:
     """True or False when all waves agree, None when they part."""
     count = int(np.count_nonzero(taken))
