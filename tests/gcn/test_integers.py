@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from attnproof import gcn
+
 M32, M64 = (1 << 32) - 1, (1 << 64) - 1
 EDGES = [
     0,
@@ -284,6 +286,58 @@ def test_an_integer_compare_gives_a_lane_mask(execute: Any, relation: str, kind:
         x, y = (signed(x, bits), signed(y, bits)) if is_signed else (x % (1 << bits), y % (1 << bits))
         expected |= int(functions[relation](x, y)) << lane
     assert expected & active == state.scalar64(6)
+
+
+@pytest.mark.parametrize("relation", ["lt", "eq", "le", "gt", "ne", "ge", "f", "t"])
+@pytest.mark.parametrize("kind", ["i16", "u16", "i32", "u32", "i64", "u64"])
+def test_cmpx_is_cmp_and_writes_exec(execute: Any, relation: str, kind: str) -> None:
+    left, right = ("v[2:3]", "v[4:5]") if "64" in kind else ("v2", "v4")
+    values, active = (
+        {2: words(1), 3: words(2), 4: words(1)[::-1], 5: words(2)},
+        random.Random(9).getrandbits(64),
+    )
+    plain = execute(f"v_cmp_{relation}_{kind}_e32 vcc, {left}, {right}", values, exec_mask=active)
+    narrowed = execute(f"v_cmpx_{relation}_{kind}_e32 vcc, {left}, {right}", values, exec_mask=active)
+    assert (plain.vcc, plain.vcc) == (narrowed.vcc, narrowed.exec)
+    assert active == plain.exec
+
+
+@pytest.mark.parametrize(
+    ("name", "bits", "function"),
+    [
+        ("v_add_u32_e64", 32, lambda a, b: a + b), ("v_sub_u32_e64", 32, lambda a, b: a - b),
+        ("v_subrev_u32_e64", 32, lambda a, b: b - a), ("v_add_u16_e64", 16, lambda a, b: a + b),
+        ("v_sub_u16_e64", 16, lambda a, b: a - b), ("v_subrev_u16_e64", 16, lambda a, b: b - a),
+    ],
+)  # fmt: skip
+def test_clamp_saturates_an_unsigned_sum(execute: Any, name: str, bits: int, function: Any) -> None:
+    a, b, top = words(1), words(2), (1 << bits) - 1
+    expected = [min(max(function(x & top, y & top), 0), top) for x, y in zip(a, b, strict=True)]
+    assert expected == execute(f"{name} v0, v1, v2 clamp", {1: a, 2: b}).vector(0)
+
+
+@pytest.mark.parametrize(("name", "function"), [("v_add_i32", int.__add__), ("v_sub_i32", int.__sub__)])
+def test_a_signed_sum_wraps_and_saturates_with_clamp(execute: Any, name: str, function: Any) -> None:
+    a, b = words(1), words(2)
+    exact = [function(s32(x), s32(y)) for x, y in zip(a, b, strict=True)]
+    assert [total & M32 for total in exact] == execute(f"{name} v0, v1, v2", {1: a, 2: b}).vector(0)
+    clamped = [min(max(total, -(1 << 31)), (1 << 31) - 1) & M32 for total in exact]
+    assert clamped == execute(f"{name} v0, v1, v2 clamp", {1: a, 2: b}).vector(0)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "v_mul_lo_u32 v0, v1, v2 clamp",
+        "v_add_u32_e64 v0, v1, v2 op_sel:[1,0,0]",
+        "ds_read_b32 v0, v1 gds",
+        "v_mov_b32_dpp v0, v1 row_xmask:1",
+    ],
+)
+def test_a_modifier_without_semantics_is_an_unknown_instruction(execute: Any, text: str) -> None:
+    """Read past in silence it would change the meaning."""
+    with pytest.raises(gcn.UnknownInstruction):
+        execute(text, {1: 0, 2: 0})
 
 
 def test_cmpx_narrows_exec_as_well(execute: Any) -> None:

@@ -182,6 +182,8 @@ def test_cselect_and_cmov_follow_scc(execute: Any) -> None:
         assert (7 if scc else 9) == execute("s_cselect_b32 s2, s4, s6", {}, {4: 7, 6: 9}, scc=scc).scalar(2)
         wide = execute("s_cselect_b64 s[2:3], s[4:5], -1", {}, {4: 7, 5: 1}, scc=scc)
         assert (7 | 1 << 32 if scc else M64) == wide.scalar64(2)
+        moved = execute("s_cmov_b64 s[2:3], s[4:5]", {}, {2: 3, 3: 9, 4: 7, 5: 1}, scc=scc)
+        assert (7 | 1 << 32 if scc else 3 | 9 << 32) == moved.scalar64(2)
         assert (7 if scc else 3) == execute("s_cmov_b32 s2, s4", {}, {2: 3, 4: 7}, scc=scc).scalar(2)
 
 
@@ -212,6 +214,9 @@ def test_bits_are_tested_and_set(execute: Any) -> None:
     assert 1 == execute("s_bitcmp1_b32 s2, s3", {}, {2: 8, 3: 35}).scc
     assert 1 == execute("s_bitcmp0_b32 s2, 4", {}, {2: 8}).scc
     assert 1 == execute("s_bitcmp1_b64 s[2:3], 33", {}, {2: 0, 3: 2}).scc
+    assert 1 == execute("s_bitcmp0_b64 s[2:3], 32", {}, {2: 0, 3: 2}).scc
+    assert 1 << 33 == execute("s_bitset1_b64 s[2:3], 33", {}, {2: 0, 3: 0}).scalar64(2)
+    assert 4 << 32 == execute("s_bitset0_b64 s[2:3], 33", {}, {2: 0, 3: 6}).scalar64(2)
     assert 12 == execute("s_bitset1_b32 s2, 2", {}, {2: 8}).scalar(2)
     assert 8 == execute("s_bitset0_b32 s2, s3", {}, {2: 12, 3: 34}).scalar(2)
 

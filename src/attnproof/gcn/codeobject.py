@@ -7,6 +7,7 @@ Follows the LLVM "User Guide for AMDGPU Backend" (code object V3 to V5: sections
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import shutil
@@ -155,19 +156,27 @@ def _disassemble(data: bytes) -> str:
         done = subprocess.run([tool, "-d", str(path)], capture_output=True, text=True, check=False)
     if done.returncode:
         raise ShapeError(expected("data", "a code object that llvm-objdump reads", done.stderr.strip()))
-    return done.stdout
+    # without the line that names the temporary file
+    return done.stdout[done.stdout.find("Disassembly of section") :]
 
 
 @dataclass(frozen=True)
 class CodeObject:
-    """A loaded code object: `target`, `kernels` by name, and the instructions of its text section in address order."""
+    """A loaded code object: `target`, `kernels` by name, and its instructions.
+
+    Metadata and `to_text` work for every AMD target; `instructions` are decoded when first asked for, by the rules of gfx9.
+    """
 
     target: str
     kernels: dict[str, KernelInfo]
-    instructions: tuple[Instruction, ...]
     disassembly: str = field(repr=False)
     # kernels made ready to run, by name
     programs: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
+
+    @functools.cached_property
+    def instructions(self) -> tuple[Instruction, ...]:
+        """All of the text section, in address order."""
+        return decode(self.disassembly)
 
     @classmethod
     def load(cls, data: bytes) -> CodeObject:
@@ -178,8 +187,7 @@ class CodeObject:
         named = re.search(r"gfx[0-9a-f]+", str(metadata.get("amdhsa.target", "")))
         processor = named[0] if named else _MACHINES.get(elf.flags & 0xFF, "unknown")
         kernels = {entry[".name"]: _kernel(elf, symbols, entry) for entry in metadata["amdhsa.kernels"]}
-        text = _disassemble(data)
-        return cls(processor, kernels, decode(text), text)
+        return cls(processor, kernels, _disassemble(data))
 
     def to_text(self) -> str:
         """A fixture: one line of metadata, then the disassembly."""
@@ -198,4 +206,4 @@ class CodeObject:
             fields: dict[str, Any] = dict(entry)
             fields["arguments"] = tuple(fields["arguments"])
             kernels[fields["name"]] = KernelInfo(**fields)
-        return cls(found["target"], kernels, decode(body), body)
+        return cls(found["target"], kernels, body)

@@ -15,6 +15,9 @@ import numpy as np
 from attnproof.gcn.integers import Row
 
 _TINY = np.float32(2.0**-126)
+# of an fp64 pattern: the bits that fp32 drops, their midpoint, and 2**-125 without its sign
+_TAIL, _HALFWAY, _ONE64 = np.uint64(0x1FFFFFFF), np.uint64(0x10000000), np.uint64(1)
+_NORMAL = np.uint64((np.array(2.0**-125).view(np.uint64) << _ONE64) - _ONE64)
 
 
 def fma32(a: Any, b: Any, c: Any, power: Any = None) -> Any:
@@ -23,12 +26,14 @@ def fma32(a: Any, b: Any, c: Any, power: Any = None) -> Any:
     The product is exact in fp64; the sum is rounded to 53 bits and then to 24. Both roundings agree unless the
     53-bit value lies on a midpoint of fp32 (or the result is denormal), and there it is made odd first.
     """
-    product = a.astype(np.float64) * b
+    product = np.multiply(a, b, dtype=np.float64)
     total = product + c
-    tail = total.view(np.uint64) & np.uint64(0x1FFFFFFF)
-    doubtful = (tail == np.uint64(0x10000000)) | (np.abs(total) < 2.0**-125)
-    if power is None and not doubtful.any():
-        return total.astype(np.float32)
+    bits = total.view(np.uint64)
+    if power is None:
+        midpoint = ((bits & _TAIL) == _HALFWAY).any()
+        # shifted and less one, a zero is the largest number: only denormal results are below
+        if not midpoint and ((bits << _ONE64) - _ONE64).min() >= _NORMAL:
+            return total.astype(np.float32)
     odd = _to_odd(product, c.astype(np.float64), total)
     return (odd if power is None else np.ldexp(odd, power)).astype(np.float32)
 
@@ -37,7 +42,7 @@ def _to_odd(product: Any, addend: Any, total: Any) -> Any:
     """Round-to-odd sum: where the fp64 sum is inexact, its last bit is set toward the exact value."""
     shadow = total - product
     error = (product - (total - shadow)) + (addend - shadow)
-    inexact = np.isfinite(total) & (error != 0) & ((total.view(np.uint64) & np.uint64(1)) == 0)
+    inexact = np.isfinite(total) & (error != 0) & ((total.view(np.uint64) & _ONE64) == 0)
     away = (error > 0) == (total > 0)
     bits = total.view(np.uint64)
     return np.where(inexact, np.where(away, bits + np.uint64(1), bits - np.uint64(1)), bits).view(np.float64)

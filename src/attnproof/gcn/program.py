@@ -29,6 +29,42 @@ _IDLE = frozenset(
         "s_icache_inv",
     )
 )
+# a modifier that nobody reads would change the meaning silently
+_MODIFIERS = frozenset(
+    [
+        "offset",
+        "offset0",
+        "offset1",
+        "glc",
+        "slc",
+        "clamp",
+        "mul",
+        "div",
+        "op_sel",
+        "op_sel_hi",
+        "neg_lo",
+        "neg_hi",
+        "quad_perm",
+        "row_shl",
+        "row_shr",
+        "row_ror",
+        "row_mirror",
+        "row_half_mirror",
+        "row_bcast",
+        "wave_shl",
+        "wave_shr",
+        "wave_rol",
+        "wave_ror",
+        "row_mask",
+        "bank_mask",
+        "bound_ctrl",
+        "dst_sel",
+        "dst_unused",
+        "src0_sel",
+        "src1_sel",
+        "raw",
+    ]
+)
 END, BARRIER, JUMP, BRANCH, PLAIN = range(5)
 _CONDITIONS: dict[str, Any] = {
     "s_cbranch_scc0": lambda group: ~group.scc,
@@ -44,6 +80,9 @@ def build_step(made: Instruction, kernel: KernelInfo) -> Step:
     """The step of one instruction; an unknown one gives a step that raises when it is reached."""
     if made.name in _IDLE:
         return _nothing
+    foreign = set(made.modifiers) - _MODIFIERS
+    if foreign:
+        return _Missing(f"unknown modifier {', '.join(sorted(foreign))} of {made.text!r}")
     try:
         step = (
             packed.build(made)
@@ -156,6 +195,11 @@ def _prepare(code: CodeObject, name: str) -> Program:
     targets = [number[made.target] if made.target is not None else -1 for made in instructions]
     conditions = [_CONDITIONS.get(made.name) for made in instructions]
     return Program(kernel, instructions, steps, kinds, targets, conditions, Scoreboard(instructions))
+
+
+def missing(code: CodeObject, name: str) -> tuple[str, ...]:
+    """Instructions of a kernel that have no semantics here, reached or not."""
+    return prepare(code, name).missing
 
 
 def uniform(taken: Any) -> bool | None:
