@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 from tests.parity import targets
 from tests.parity.calls import Call
 from tests.parity.checking import _check_gradient, check_frame
@@ -13,6 +15,7 @@ from tests.parity.problems import CASES, Case, everything, packed
 from tests.parity.targets import Target
 from tests.parity.tolerance import GRADIENTS, assert_close, expected
 
+import attnproof
 from attnproof.backends import dot2
 from attnproof.problem import Problem
 
@@ -50,6 +53,29 @@ def judge(case: Case, interpreter: Interpreter, *, gradients: bool = True) -> An
     for name in needs if wanted else ():
         _check_gradient(call, name, result.grads[name], right[name])
     return result
+
+
+def plain(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Softmax attention of one head in float64."""
+    s = q @ k.T / np.sqrt(q.shape[1])
+    top = s.max(axis=1, keepdims=True)
+    p = np.exp(s - top)
+    total = p.sum(axis=1, keepdims=True)
+    return p / total @ v, (top + np.log(total))[:, 0]
+
+
+def distances(
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, run: Interpreter | None = None
+) -> tuple[float, float]:
+    """Largest |out - float64| and |lse - float64| of fp16 arrays [n, d]."""
+    tensors = [torch.from_numpy(x.astype(np.float16))[None, None] for x in (q, k, v)]
+    with dot2.running_on(run or Interpreter()):
+        out, lse = attnproof.attention_with_lse(*tensors, backend="dot2")
+    right, right_lse = plain(*(x[0, 0].double().numpy() for x in tensors))
+    return (
+        float(np.abs(out[0, 0].double().numpy() - right).max()),
+        float(np.abs(lse[0, 0].double().numpy() - right_lse).max()),
+    )
 
 
 UNEVEN = ((5, 0, 33, 1, 17), (9, 12, 33, 40, 0))

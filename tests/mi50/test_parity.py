@@ -10,7 +10,7 @@ from tests.parity.problems import Case
 import attnproof
 from attnproof.backends import dot2
 
-from .calls import DECODE, PARITY, judge, suite
+from .calls import DECODE, PARITY, distances, judge, plain, suite
 from .interpreter import Interpreter
 
 __all__ = ["suite"]
@@ -41,27 +41,6 @@ def test_the_order_of_waves_changes_no_bit(order: str) -> None:
         alone = attnproof.attention_with_lse(q, k, v, causal=True, backend="dot2")
     for left, right in zip(together, alone, strict=True):
         assert torch.equal(left, right)
-
-
-def plain(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Softmax attention of one head in float64."""
-    s = q @ k.T / np.sqrt(q.shape[1])
-    top = s.max(axis=1, keepdims=True)
-    p = np.exp(s - top)
-    total = p.sum(axis=1, keepdims=True)
-    return p / total @ v, (top + np.log(total))[:, 0]
-
-
-def distances(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> tuple[float, float]:
-    """Largest |out - float64| and |lse - float64| of fp16 arrays [n, d]."""
-    tensors = [torch.from_numpy(x.astype(np.float16))[None, None] for x in (q, k, v)]
-    with dot2.running_on(Interpreter()):
-        out, lse = attnproof.attention_with_lse(*tensors, backend="dot2")
-    right, right_lse = plain(*(x[0, 0].double().numpy() for x in tensors))
-    return (
-        float(np.abs(out[0, 0].double().numpy() - right).max()),
-        float(np.abs(lse[0, 0].double().numpy() - right_lse).max()),
-    )
 
 
 def test_normal_inputs_are_within_a_thousandth_and_lse_within_two_millionths() -> None:
