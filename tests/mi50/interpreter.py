@@ -79,20 +79,20 @@ class Interpreter:
         units: compute units that decodes are split for.
         order: of the waves of a workgroup.
         edit: from a kernel's name and text to the text that is compiled.
-        patch: from a code object to the one that is run.
+        patch: from a code object to the one that is run, after loading.
         counts: what each step cost, by kernel.
     """
 
     units: int = 2
     order: str = "lockstep"
     edit: Callable[[str, str], str] = lambda kernel, text: text
-    patch: Callable[[bytes], bytes] = lambda raw: raw
+    patch: Callable[[gcn.CodeObject], gcn.CodeObject] = lambda code: code
     counts: list[tuple[Step, gcn.Counts]] = field(default_factory=list)
     counting: bool = False
 
     def __call__(self, step: Step) -> None:
         text = self.edit(step.variant.kernel, source.text(step.variant.kernel))
-        code = loaded(self.patch(compiled(step.variant, text)))
+        code = self.patch(loaded(compiled(step.variant, text)))
         memory = gcn.Memory()
         addresses = map_arrays(memory, step.arrays)
         for raw, groups in loader.packed(step):
