@@ -176,6 +176,54 @@ def test_a_store_to_a_read_only_array_is_an_error(assemble: Any) -> None:
         )
 
 
+SHARED = """
+    s_load_dwordx2 s[8:9], s[0:1], 0x0
+    s_lshl_b32 s5, s2, {shift}
+    v_lshl_add_u32 v3, v0, 2, s5
+    s_waitcnt lgkmcnt(0)
+    {body}
+    s_endpgm
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "shift", "match"),
+    [
+        ("global_store_dword v3, v0, s[8:9]", 8, None),
+        ("global_store_dword v3, v0, s[8:9]", 7, r"global race: workgroup \(\d, 0, 0\) writes byte \d+ of target, which workgroup \(\d, 0, 0\) wrote in this launch"),
+        ("global_store_short v3, v0, s[8:9]\nglobal_store_byte v3, v0, s[8:9] offset:3", 8, None),
+        ("global_load_dword v4, v3, s[8:9] offset:256\nglobal_store_dword v3, v0, s[8:9]", 8, "global race: .* (reads|writes) byte"),
+        ("global_load_dword v4, v3, s[8:9]\nglobal_store_dword v3, v0, s[8:9]", 8, None),
+        ("global_load_dword v4, v3, s[8:9]", 7, None),
+        ("global_atomic_add v3, v0, s[8:9]", 7, None),
+        ("global_atomic_add v3, v0, s[8:9]\nglobal_load_dword v4, v3, s[8:9]", 7, "global race: .* reads byte"),
+        ("s_load_dword s10, s[8:9], 0x0\nglobal_store_dword v3, v0, s[8:9]", 8, "global race"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("order", ["lockstep", "forward"])
+def test_workgroups_that_share_bytes_race(
+    assemble: Any, body: str, shift: int, match: str | None, order: str
+) -> None:
+    """A tile that writes rows of its neighbour: the result can be right and the kernel wrong."""
+    memory, target = gcn.Memory(), np.zeros(64 * 5, np.uint32)
+    kernarg = struct.pack("<QQ", memory.place(target, name="target"), 0)
+    code = assemble(SHARED.format(shift=shift, body=body))
+    options: dict[str, Any] = {
+        "grid": (4, 1, 1),
+        "block": (64, 1, 1),
+        "kernarg": kernarg,
+        "memory": memory,
+        "order": order,
+    }
+    gcn.launch(code, "k", **options, races=False)
+    if match is None:
+        gcn.launch(code, "k", **options)
+        gcn.launch(code, "k", **options)
+        return
+    with pytest.raises(gcn.Race, match=match):
+        gcn.launch(code, "k", **options)
+
+
 def test_reading_reserved_memory_before_a_store_is_an_error(assemble: Any) -> None:
     text = LOAD + "global_load_dword v5, v3, s[8:9]\ns_endpgm"
     memory = gcn.Memory()

@@ -1,7 +1,8 @@
 """Global memory: allocations with gaps between them, and a check on every access.
 
 An access must lie inside one allocation, be aligned, and read only bytes that something wrote ("Vega" 7nm ISA,
-section "Memory: alignment": a dword or more needs dword alignment; `natural` asks for the full width).
+section "Memory: alignment": a dword or more needs dword alignment; `natural` asks for the full width). Two workgroups of
+one launch that touch the same bytes, one of them writing, are a race: nothing orders them (atomics excepted).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import numpy.typing as npt
 
 from attnproof.errors import ShapeError, expected
 from attnproof.gcn.faults import MemoryFault, UninitialisedRead
+from attnproof.gcn.races import Tracker
 
 _BASE, _GAP, _PAGE = 0x7F00_0000_0000, 1 << 16, 1 << 12
 _VIEWS: dict[int, Any] = {1: np.uint8, 2: np.uint16, 4: np.uint32}
@@ -30,6 +32,34 @@ class Allocation:
         # per byte, None when all is written
         self.written: npt.NDArray[np.bool_] | None = None if written else np.zeros(len(data), np.bool_)
         self._views = {size: self._view(data, size) for size in _VIEWS}
+        # workgroups of the present launch that touched its bytes; nobody looks where no store is allowed
+        self.watched = False
+        self._tracker: Tracker | None = None
+        self._groups: list[tuple[int, int, int]] = []
+
+    def watch(self, groups: list[tuple[int, int, int]], races: bool) -> None:
+        """A launch of these workgroups begins."""
+        self.watched, self._tracker, self._groups = races and self.writable, None, groups
+
+    def _describe(self, party: int, verb: str, place: int, other: int | None, past: str) -> str:
+        whom = "other workgroups" if other is None else f"workgroup {self._groups[other]}"
+        where = f"byte {place} of {self.name}"
+        return (
+            f"global race: workgroup {self._groups[party]} {verb} {where}, which {whom} {past} in this launch"
+        )
+
+    @property
+    def tracker(self) -> Tracker:
+        """Readers and writers by workgroup, made when first needed."""
+        if self._tracker is None:
+            self._tracker = Tracker(len(self.data), 2, self._describe)
+        return self._tracker
+
+    def touch(self, offsets: Any, unit: int, count: int, parties: Any, store: bool) -> None:
+        """Note an access of these workgroups, or raise a race."""
+        tracker = self.tracker
+        index = (offsets // unit)[:, None] + np.arange(count)
+        (tracker.writes if store else tracker.reads)(index, tracker.mine(parties, unit)[:, None], unit)
 
     @staticmethod
     def _view(data: npt.NDArray[np.uint8], size: int) -> Any:
@@ -149,22 +179,47 @@ class Memory:
             found.append((inside, lanes))
         return found
 
-    def load(self, addresses: Any, unit: int, count: int, alignment: int) -> list[Any]:
-        """Columns of `count` units of `unit` bytes for a flat list of addresses (int64)."""
+    def watch(self, groups: list[tuple[int, int, int]], races: bool) -> None:
+        """A launch of these workgroups begins; more than 16 bits can name go unwatched."""
+        for allocation in self._allocations:
+            allocation.watch(groups, races and len(groups) < 65000)
+
+    def load(self, addresses: Any, unit: int, count: int, alignment: int, parties: Any = None) -> list[Any]:
+        """Columns of `count` units of `unit` bytes for a flat list of addresses (int64); `parties`: workgroup numbers."""
         spans = self.spans(addresses, unit * count, alignment)
         if spans[0][1] is None:
-            return spans[0][0].load(addresses - np.int64(spans[0][0].address), unit, count)
+            return self._part(spans[0][0], addresses, unit, count, parties)
         columns: list[Any] = [np.empty(len(addresses), np.uint32) for _ in range(count)]
         for allocation, lanes in spans:
-            parts = allocation.load(addresses[lanes] - np.int64(allocation.address), unit, count)
+            who = None if parties is None else parties[lanes]
+            parts = self._part(allocation, addresses[lanes], unit, count, who)
             for column, part in zip(columns, parts, strict=True):
                 column[lanes] = part
         return columns
 
-    def store(self, addresses: Any, unit: int, columns: list[Any], alignment: int) -> None:
+    @staticmethod
+    def _part(allocation: Allocation, addresses: Any, unit: int, count: int, parties: Any) -> list[Any]:
+        offsets = addresses - np.int64(allocation.address)
+        if allocation.watched and parties is not None:
+            allocation.touch(offsets, unit, count, parties, store=False)
+        return allocation.load(offsets, unit, count)
+
+    def store(
+        self, addresses: Any, unit: int, columns: list[Any], alignment: int, parties: Any = None
+    ) -> None:
         """Write columns at a flat list of addresses."""
         for allocation, lanes in self.spans(addresses, unit * len(columns), alignment):
-            chosen, parts = (
-                (addresses, columns) if lanes is None else (addresses[lanes], [c[lanes] for c in columns])
-            )
-            allocation.store(chosen - np.int64(allocation.address), unit, parts)
+            offsets, parts, who = addresses - np.int64(allocation.address), columns, parties
+            if lanes is not None:
+                offsets, parts = offsets[lanes], [column[lanes] for column in columns]
+                who = None if parties is None else parties[lanes]
+            if allocation.watched and who is not None:
+                allocation.touch(offsets, unit, len(columns), who, store=True)
+            allocation.store(offsets, unit, parts)
+
+    def atomic(self, address: int, party: int) -> None:
+        """Note an atomic of a dword (checked by the load that follows)."""
+        allocation = self.find(address)
+        if allocation is not None and allocation.watched:
+            start = address - allocation.address
+            allocation.tracker.atomics(slice(start, start + 4), party)

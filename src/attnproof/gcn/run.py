@@ -55,12 +55,15 @@ class Launch:
 class Batch:
     """Some workgroups of a launch, from their first instruction to their last."""
 
-    def __init__(self, launch: Launch, groups: list[Extent], executed: npt.NDArray[np.int64]) -> None:
+    def __init__(
+        self, launch: Launch, groups: list[Extent], first: int, executed: npt.NDArray[np.int64]
+    ) -> None:
         self.launch, self.groups, self.executed = launch, groups, executed
         self.program = launch.program
         kernel, count = self.program.kernel, len(groups) * launch.waves
         lds = Lds(len(groups), launch.waves, kernel.lds_bytes, races=launch.races)
         self.machine = Machine(count, kernel.vgprs, launch.memory, lds, launch.tally, launch.natural)
+        self.machine.party[...] = (first + np.arange(count) // launch.waves)[:, None]
         self.counter: npt.NDArray[np.int64] = np.zeros(count, np.int64)
         self.status: npt.NDArray[np.int8] = np.zeros(count, np.int8)
         self.board: npt.NDArray[np.int64] = np.zeros(count, np.int64)
@@ -322,7 +325,7 @@ def launch(
         order: "lockstep", or waves one by one to each barrier: "forward", "reverse", "random".
         seed: of the random order.
         counts: count bank conflicts and cache lines too (about as costly as the execution itself).
-        races: run the LDS race detector.
+        races: run the race detectors: waves in LDS, workgroups in global memory.
         alignment: "dword" (the ISA's rule for global memory) or "natural" (the whole width, up to 16 bytes).
         batch_waves: waves that run at once; more is faster until the caches are full.
 
@@ -364,9 +367,10 @@ def launch(
     groups = [(x, y, z) for x in range(grid[0]) for y in range(grid[1]) for z in range(grid[2])]
     size = max(1, batch_waves // shared.waves) if order == "lockstep" else 1
     executed: npt.NDArray[np.int64] = np.zeros(len(program.steps) + 1, np.int64)
+    memory.watch(groups, races)
     with np.errstate(all="ignore"):
         for first in range(0, len(groups), size):
-            Batch(shared, groups[first : first + size], executed).run()
+            Batch(shared, groups[first : first + size], first, executed).run()
     return _summary(program, np.cumsum(executed[:-1]), len(groups), tally)
 
 

@@ -54,6 +54,11 @@ def _reach(group: Group, read: Callable[[Group], Any], size: int, load: bool) ->
     return active
 
 
+def _parties(group: Group) -> Any:
+    """Workgroup numbers of the active lanes."""
+    return _flat(group, group.party)
+
+
 def _split(made: Instruction, load: bool) -> tuple[Operand, Operand, Operand | None]:
     """(data, address, scalar base) operands."""
     first, second = made.operands[0], made.operands[1]
@@ -72,7 +77,7 @@ def _wide(made: Instruction) -> Step | None:
     def load_step(group: Group) -> None:
         active = _reach(group, read, 4 * count, True)
         if active is not None:
-            columns = group.memory.load(active, 4, count, _alignment(group, 4 * count))
+            columns = group.memory.load(active, 4, count, _alignment(group, 4 * count), _parties(group))
             for k, column in enumerate(columns):
                 _spread(group, register + k, column)
 
@@ -80,7 +85,7 @@ def _wide(made: Instruction) -> Step | None:
         active = _reach(group, read, 4 * count, False)
         if active is not None:
             columns = [_flat(group, group.v[register + k]) for k in range(count)]
-            group.memory.store(active, 4, columns, _alignment(group, 4 * count))
+            group.memory.store(active, 4, columns, _alignment(group, 4 * count), _parties(group))
 
     return load_step if load else store_step
 
@@ -102,7 +107,7 @@ def _narrow_load(made: Instruction) -> Step | None:
         active = _reach(group, read, size, True)
         if active is None:
             return
-        words = group.memory.load(active, size, 1, size)[0]
+        words = group.memory.load(active, size, 1, size, _parties(group))[0]
         if signed:
             words = (words ^ sign) - sign
         if form is not None:
@@ -124,7 +129,8 @@ def _narrow_store(made: Instruction) -> Step | None:
     def step(group: Group) -> None:
         active = _reach(group, read, size, False)
         if active is not None:
-            group.memory.store(active, size, [_flat(group, group.v[register]) >> shift & bits], size)
+            words = _flat(group, group.v[register]) >> shift & bits
+            group.memory.store(active, size, [words], size, _parties(group))
 
     return step
 
@@ -166,8 +172,9 @@ def _atomic(made: Instruction) -> Step | None:
             return
         values = _flat(group, group.v[data.index]).copy()
         compare = _flat(group, group.v[data.index + 1]).copy() if kind == "cmpswap" else values
-        olds = np.empty(len(active), np.uint32)
+        olds, parties = np.empty(len(active), np.uint32), _parties(group)
         for lane in range(len(active)):
+            group.memory.atomic(int(active[lane]), int(parties[lane]))
             place = active[lane : lane + 1]
             olds[lane] = group.memory.load(place, 4, 1, 4)[0][0]
             after = _atomic_value(kind, int(olds[lane]), int(values[lane]), int(compare[lane]))
@@ -196,7 +203,7 @@ def _scalar_load(made: Instruction) -> Step | None:
             found = offset(group)
             addresses = addresses + (found.view(np.int32) if signed else found).astype(np.int64)
         addresses = np.broadcast_to(addresses, (group.size,)) & ~np.int64(3)
-        for k, column in enumerate(group.memory.load(addresses, 4, count, 4)):
+        for k, column in enumerate(group.memory.load(addresses, 4, count, 4, group.party[:, 0])):
             group.s[first + k][...] = column
 
     return step

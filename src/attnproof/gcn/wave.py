@@ -53,6 +53,8 @@ class Machine:
         self.pairs: Any = np.full((64, waves), POISON << 32 | POISON, np.uint64)
         self.scc: Bools = np.zeros(waves, np.bool_)
         self.pairs[EXEC >> 1] = _FULL
+        # [waves, 64]: number of the workgroup in the launch
+        self.party: Any = np.zeros((waves, LANES), np.uint16)
         # register -> (group, low halves, high halves) as fp32, until the register is written
         self.halves: dict[int, tuple[Any, Any, Any]] = {}
         self.groups: dict[tuple[int, int, int], Group] = {}
@@ -83,6 +85,7 @@ class Group:
         self.halves = machine.halves
         self.natural = machine.natural
         self.memory, self.lds, self.tally = machine.memory, machine.lds, machine.tally
+        self.party = machine.party[which]
         self.lds_base = machine.lds.base[which]
         self.lds_mine = {unit: mine[which] for unit, mine in machine.lds.mine.items()}
         self.mask: Bools = np.ones((self.size, LANES), np.bool_)
