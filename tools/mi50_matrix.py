@@ -92,6 +92,7 @@ def shipped() -> dict[str, Problem]:
     made |= {f"D {width} causal": base(width, right=0) for width in (64, 80, 128, 256, 512)}
     made |= {f"D 128 {name}": base(128, **given) for name, given in options.items()}
     made |= {f"D {width} everything": base(width, **every) for width in (64, 128, 256)}
+    made["D 128 packed everything"] = base(128, rows="packed", tokens=(512, 512), **every)
     made |= {"D 192 and 128": base(192, Dv=128, right=0), "D 59 narrow": base(59)}
     made |= {f"D {width} decode": base(width, M=1, N=4096, rows="cached") for width in (64, 128, 256, 512)}
     made |= {
