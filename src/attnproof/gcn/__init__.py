@@ -22,6 +22,7 @@ from attnproof.gcn.faults import (
     UnknownInstruction,
 )
 from attnproof.gcn.memory import Memory
+from attnproof.gcn.program import missing
 from attnproof.gcn.run import launch
 
 __all__ = [
@@ -38,4 +39,5 @@ __all__ = [
     "UninitialisedRead",
     "UnknownInstruction",
     "launch",
+    "missing",
 ]

@@ -7,12 +7,14 @@ Follows the LLVM "User Guide for AMDGPU Backend" (code object V3 to V5: sections
 
 from __future__ import annotations
 
+import functools
 import json
+import re
 import shutil
 import struct
 import subprocess
 import tempfile
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -71,10 +73,8 @@ class _Elf:
             raise ShapeError(expected("data", "a little-endian ELF64 code object", repr(data[:6])))
         self.data = data
         (table,) = struct.unpack_from("<Q", data, 0x28)
-        self.flags, size, count = (
-            struct.unpack_from("<I", data, 0x30)[0],
-            *struct.unpack_from("<HH", data, 0x3A),
-        )
+        (self.flags,) = struct.unpack_from("<I", data, 0x30)
+        size, count = struct.unpack_from("<HH", data, 0x3A)
         # name, type, flags, address, offset, size, link, info, align, entry size
         self.sections = [struct.unpack_from("<IIQQQQIIQQ", data, table + size * i) for i in range(count)]
 
@@ -117,10 +117,8 @@ class _Elf:
 def _kernel(elf: _Elf, symbols: dict[str, tuple[int, int]], entry: dict[str, Any]) -> KernelInfo:
     address, _ = symbols[entry[".symbol"]]
     descriptor = elf.at(address, 64)
-    offset, rsrc1, rsrc2, properties = (
-        struct.unpack_from("<q", descriptor, 16)[0],
-        *struct.unpack_from("<IIH", descriptor, 48),
-    )
+    (offset,) = struct.unpack_from("<q", descriptor, 16)
+    rsrc1, rsrc2, properties = struct.unpack_from("<IIH", descriptor, 48)
     return KernelInfo(
         name=entry[".name"],
         vgprs=entry[".vgpr_count"],
@@ -158,32 +156,38 @@ def _disassemble(data: bytes) -> str:
         done = subprocess.run([tool, "-d", str(path)], capture_output=True, text=True, check=False)
     if done.returncode:
         raise ShapeError(expected("data", "a code object that llvm-objdump reads", done.stderr.strip()))
-    return done.stdout
+    # without the line that names the temporary file
+    return done.stdout[done.stdout.find("Disassembly of section") :]
 
 
 @dataclass(frozen=True)
 class CodeObject:
-    """A loaded code object: `target`, `kernels` by name, and the instructions of its text section in address order."""
+    """A loaded code object: `target`, `kernels` by name, and its instructions.
+
+    Metadata and `to_text` work for every AMD target; `instructions` are decoded when first asked for, by the rules of gfx9.
+    """
 
     target: str
     kernels: dict[str, KernelInfo]
-    instructions: tuple[Instruction, ...]
-    disassembly: str
+    disassembly: str = field(repr=False)
+    # kernels made ready to run, by name
+    programs: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
+
+    @functools.cached_property
+    def instructions(self) -> tuple[Instruction, ...]:
+        """All of the text section, in address order."""
+        return decode(self.disassembly)
 
     @classmethod
     def load(cls, data: bytes) -> CodeObject:
         """Read a linked code object (not an offload bundle)."""
         elf = _Elf(data)
         metadata, symbols = elf.metadata(), elf.symbols()
-        target = str(metadata.get("amdhsa.target", ""))
-        # "amdgcn-amd-amdhsa--gfx906:xnack-": the processor without its features
-        processor = (
-            target.split("-")[-1].split("-")[-1] if "gfx" not in target else "gfx" + target.split("gfx")[-1]
-        )
-        processor = processor.split(":")[0] or _MACHINES.get(elf.flags & 0xFF, "unknown")
+        # "amdgcn-amd-amdhsa--gfx906:xnack-": the processor without its features (compilers order the parts differently)
+        named = re.search(r"gfx[0-9a-f]+", str(metadata.get("amdhsa.target", "")))
+        processor = named[0] if named else _MACHINES.get(elf.flags & 0xFF, "unknown")
         kernels = {entry[".name"]: _kernel(elf, symbols, entry) for entry in metadata["amdhsa.kernels"]}
-        text = _disassemble(data)
-        return cls(processor, kernels, decode(text), text)
+        return cls(processor, kernels, _disassemble(data))
 
     def to_text(self) -> str:
         """A fixture: one line of metadata, then the disassembly."""
@@ -197,8 +201,9 @@ class CodeObject:
         if not head.startswith(_FIXTURE):
             raise ShapeError(expected("text", f"a first line that starts with {_FIXTURE!r}", repr(head[:40])))
         found = json.loads(head[len(_FIXTURE) :])
-        kernels = {
-            entry["name"]: KernelInfo(**{**entry, "arguments": tuple(entry["arguments"])})
-            for entry in found["kernels"]
-        }
-        return cls(found["target"], kernels, decode(body), body)
+        kernels: dict[str, KernelInfo] = {}
+        for entry in found["kernels"]:
+            fields: dict[str, Any] = dict(entry)
+            fields["arguments"] = tuple(fields["arguments"])
+            kernels[fields["name"]] = KernelInfo(**fields)
+        return cls(found["target"], kernels, body)

@@ -6,6 +6,7 @@ Operand syntax as in LLVM's "Syntax of GFX906 Instructions"; encodings of scalar
 
 from __future__ import annotations
 
+import functools
 import re
 import struct
 from dataclasses import dataclass
@@ -110,6 +111,7 @@ def _immediate(text: str) -> tuple[int, int, int] | None:
     return None
 
 
+@functools.lru_cache(maxsize=4096)
 def operand(text: str) -> Operand:
     """Parse one operand.
 

@@ -7,6 +7,7 @@ repaired where the second rounding could differ. NaN payloads and signs are not 
 
 from __future__ import annotations
 
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -14,31 +15,51 @@ import numpy as np
 from attnproof.gcn.integers import Row
 
 _TINY = np.float32(2.0**-126)
+# of an fp64 pattern: the bits that fp32 drops, their midpoint, and 2**-125 without its sign
+_TAIL, _HALFWAY, _ONE64 = np.uint64(0x1FFFFFFF), np.uint64(0x10000000), np.uint64(1)
+_NORMAL = np.uint64((np.array(2.0**-125).view(np.uint64) << _ONE64) - _ONE64)
 
 
-def fma32(a: Any, b: Any, c: Any) -> Any:
-    """fp32 a * b + c with one rounding.
+def fma32(a: Any, b: Any, c: Any, power: Any = None) -> Any:
+    """fp32 (a * b + c) * 2**power with one rounding.
 
     The product is exact in fp64; the sum is rounded to 53 bits and then to 24. Both roundings agree unless the
     53-bit value lies on a midpoint of fp32 (or the result is denormal), and there it is made odd first.
     """
-    product = a.astype(np.float64) * b
+    product = np.multiply(a, b, dtype=np.float64)
     total = product + c
-    tail = total.view(np.uint64) & np.uint64(0x1FFFFFFF)
-    doubtful = (tail == np.uint64(0x10000000)) | (np.abs(total) < 2.0**-125)
-    if not doubtful.any():
-        return total.astype(np.float32)
-    return _to_odd(product, c.astype(np.float64), total).astype(np.float32)
+    bits = total.view(np.uint64)
+    if power is None:
+        midpoint = ((bits & _TAIL) == _HALFWAY).any()
+        # shifted and less one, a zero is the largest number: only denormal results are below
+        if not midpoint and ((bits << _ONE64) - _ONE64).min() >= _NORMAL:
+            return total.astype(np.float32)
+    odd = _to_odd(product, c.astype(np.float64), total)
+    return (odd if power is None else np.ldexp(odd, power)).astype(np.float32)
 
 
 def _to_odd(product: Any, addend: Any, total: Any) -> Any:
     """Round-to-odd sum: where the fp64 sum is inexact, its last bit is set toward the exact value."""
     shadow = total - product
     error = (product - (total - shadow)) + (addend - shadow)
-    inexact = np.isfinite(total) & (error != 0) & ((total.view(np.uint64) & np.uint64(1)) == 0)
+    inexact = np.isfinite(total) & (error != 0) & ((total.view(np.uint64) & _ONE64) == 0)
     away = (error > 0) == (total > 0)
     bits = total.view(np.uint64)
     return np.where(inexact, np.where(away, bits + np.uint64(1), bits - np.uint64(1)), bits).view(np.float64)
+
+
+def fma64(a: Any, b: Any, c: Any) -> Any:
+    """fp64 a * b + c with one rounding: exact fractions, lane by lane (rare, so plain)."""
+    a, b, c = np.broadcast_arrays(a, b, c)
+    result: Any = a * b + c
+    finite = np.isfinite(a) & np.isfinite(b) & np.isfinite(c)
+    for at in zip(*np.nonzero(finite & (result != 0)), strict=True):
+        exact = Fraction(float(a[at])) * Fraction(float(b[at])) + Fraction(float(c[at]))
+        try:
+            result[at] = float(exact)
+        except OverflowError:
+            result[at] = np.inf if exact > 0 else -np.inf
+    return result
 
 
 def fma16(a: Any, b: Any, c: Any) -> Any:
@@ -71,9 +92,7 @@ def _flushed(function: Any) -> Any:
     """fp32 transcendental units take and give zero for denormals."""
 
     def run(a: Any) -> Any:
-        safe = np.where(np.abs(a) < _TINY, np.copysign(np.float32(0), a), a)
-        result = function(safe)
-        return np.where(np.abs(result) < _TINY, np.copysign(np.float32(0), result), result)
+        return _without_denormals(function(_without_denormals(a)))
 
     return run
 
@@ -81,6 +100,16 @@ def _flushed(function: Any) -> Any:
 def _via64(function: Any) -> Any:
     """Evaluate in fp64 and round once: the hardware is within 1 ulp of this."""
     return lambda a: function(a.astype(np.float64)).astype(np.float32)
+
+
+def _without_denormals(a: Any) -> Any:
+    return np.where(np.abs(a) < _TINY, np.copysign(np.float32(0), a), a)
+
+
+def _mad32(a: Any, b: Any, c: Any) -> Any:
+    """V_MAD_F32, V_MAC_F32: two roundings, and denormals are flushed whatever the mode says."""
+    a, b, c = (_without_denormals(part) for part in (a, b, c))
+    return _without_denormals(_without_denormals(a * b) + c)
 
 
 def _to_integer(low: int, high: int, dtype: Any, rounding: Any = np.trunc) -> Any:
@@ -136,9 +165,10 @@ def _sine(a: Any) -> Any:
 
 
 def _divide_fixup(a: Any, b: Any, c: Any) -> Any:
-    """V_DIV_FIXUP_F32: special cases of a quotient, S0 quotient, S1 denominator, S2 numerator."""
+    """V_DIV_FIXUP: special cases of a quotient, S0 quotient, S1 denominator, S2 numerator."""
     sign = np.where(np.signbit(b) != np.signbit(c), np.float32(-1), np.float32(1))
-    result = np.abs(a) * sign
+    # a quotient that left the range on the way has become a NaN: it overflows
+    result = np.where(np.isnan(a), np.float32(np.inf), np.abs(a)) * sign
     infinite = np.isinf(c) | (b == 0)
     result = np.where(infinite, np.float32(np.inf) * sign, result)
     result = np.where(np.isinf(b) | ((c == 0) & (b != 0)), np.float32(0) * sign, result)
@@ -216,7 +246,8 @@ _TWO: dict[str, Row] = {
 }
 _THREE: dict[str, Row] = {
     "v_fma_f32": ("fff", "f", fma32),
-    "v_mad_f32": ("fff", "f", lambda a, b, c: a * b + c),
+    "v_mad_f32": ("fff", "f", _mad32),
+    "v_fma_f64": ("ddd", "d", fma64),
     "v_max3_f32": ("fff", "f", lambda a, b, c: maximum(maximum(a, b), c)),
     "v_min3_f32": ("fff", "f", lambda a, b, c: minimum(minimum(a, b), c)),
     "v_med3_f32": ("fff", "f", _median),
@@ -228,16 +259,12 @@ TABLE: dict[str, Row] = {**_ONE, **_TWO, **_THREE}
 # dst is also the addend
 ACCUMULATE: dict[str, Row] = {
     "v_fmac_f32": ("ff", "f", fma32),
-    "v_mac_f32": ("ff", "f", lambda a, b, c: a * b + c),
+    "v_mac_f32": ("ff", "f", _mad32),
     "v_mac_f16": ("hh", "h", lambda a, b, c: (a * b).astype(np.float16).astype(np.float32) + c),
 }
 # gfx9 VOP3 form: the upper half of the destination stays
 KEEPS_HIGH: dict[str, Row] = {
     "v_fma_f16": ("hhh", "h", fma16),
+    "v_div_fixup_f16": ("hhh", "h", _divide_fixup),
     "v_mad_f16": ("hhh", "h", lambda a, b, c: (a * b).astype(np.float16).astype(np.float32) + c),
-}
-# literal constant K: D = S0 * K + S1, D = S0 * S1 + K
-LITERAL: dict[str, tuple[str, tuple[int, int, int]]] = {
-    "v_madmk_f32": ("v_mad_f32", (1, 2, 3)),
-    "v_madak_f32": ("v_mad_f32", (1, 2, 3)),
 }

@@ -144,6 +144,15 @@ def _dot(count: int, bits: int, signed: bool) -> Any:
     return dot
 
 
+def _sad_bytes(a: Any, b: Any, c: Any) -> Any:
+    """V_SAD_U8: the sum of four byte distances."""
+    total = c
+    for place in (0, 8, 16, 24):
+        left, right = a >> _u(place) & _u(0xFF), b >> _u(place) & _u(0xFF)
+        total = total + np.maximum(left, right) - np.minimum(left, right)
+    return total
+
+
 def _sad(a: Any, b: Any, c: Any) -> Any:
     return np.maximum(a, b) - np.minimum(a, b) + c
 
@@ -224,6 +233,7 @@ _THREE: dict[str, Row] = {
     "v_min3_i32": ("iii", "i", lambda a, b, c: np.minimum(np.minimum(a, b), c)),
     "v_max3_i32": ("iii", "i", lambda a, b, c: np.maximum(np.maximum(a, b), c)),
     "v_med3_i32": ("iii", "i", _median),
+    "v_sad_u8": ("uuu", "u", _sad_bytes),
     "v_sad_u32": ("uuu", "u", _sad),
     "v_dot2_i32_i16": ("uuu", "u", _dot(2, 16, True)),
     "v_dot2_u32_u16": ("uuu", "u", _dot(2, 16, False)),

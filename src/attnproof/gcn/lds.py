@@ -49,6 +49,8 @@ class Lds:
         total = groups * self.pitch
         self.data, self.written = _Bytes(total, 0xFD), _Bytes(total, 0)
         self.writer, self.reader = _Bytes(total, NONE), _Bytes(total, NONE)
+        # per workgroup: something was written since its barrier
+        self.dirty = np.zeros(groups, np.bool_)
         # [waves of all workgroups, 1]: where its workgroup's bytes start; per unit, its number in every byte
         number = np.arange(groups * waves)
         self.base = (number.astype(np.int64) // waves * self.pitch)[:, None]
@@ -60,6 +62,7 @@ class Lds:
     def barrier(self, group: int) -> None:
         """Forget who touched what: all waves of this workgroup have met."""
         span = slice(group * self.pitch, (group + 1) * self.pitch)
+        self.dirty[group] = False
         self.writer.raw[span] = NONE
         self.reader.raw[span] = NONE
 
@@ -98,6 +101,7 @@ class Lds:
     def store(self, places: Any, mine: Any, units: Any, unit: int) -> None:
         """Write units `[places, count]` at byte places."""
         index = self._index(places, unit, units.shape[1])
+        self.dirty[places // self.pitch] = True
         if self.races:
             self._writes(index, mine[:, None], unit)
         self.data.unit[unit][index] = units
@@ -112,6 +116,7 @@ class Lds:
             self._owners(self.writer.raw[span], (NONE, ATOMIC, wave), place, wave, "wrote")
             self._owners(self.reader.raw[span], (NONE, wave), place, wave, "read")
             self.writer.raw[span] = ATOMIC
+            self.dirty[place // self.pitch] = True
         word = self.data.unit[4][place // 4 : place // 4 + 1]
         old = int(word[0])
         word[...] = function(word.copy())
@@ -129,9 +134,10 @@ class Lds:
         raise UninitialisedRead(f"LDS read of byte {byte}, which nothing wrote")
 
     def _reads(self, index: Any, mine: Any, unit: int) -> None:
-        writer = self.writer.unit[unit][index]
-        if not ((writer == _NONE[unit]) | (writer == mine)).all():
-            self._conflict(self.writer, index, mine, unit, "reads", "wrote")
+        if self.dirty.any():
+            writer = self.writer.unit[unit][index]
+            if not ((writer == _NONE[unit]) | (writer == mine)).all():
+                self._conflict(self.writer, index, mine, unit, "reads", "wrote")
         reader = self.reader.unit[unit]
         seen = reader[index]
         other = (seen != mine) & (seen != _MANY[unit])
@@ -142,7 +148,13 @@ class Lds:
             reader[index[free]] = np.broadcast_to(mine, index.shape)[free]
             seen = reader[index]
             other = (seen != mine) & (seen != _MANY[unit])
-        if other.any():
+            if not other.any():
+                return
+        owners = seen[other]
+        if (owners == (owners & owners.dtype.type(0xFF)) * _WRITTEN[unit]).all():
+            # each unit was read by one other wave, all of it
+            reader[index[other]] = _MANY[unit]
+        else:
             self._merge(index[other], np.broadcast_to(mine, index.shape)[other], unit)
 
     def _merge(self, index: Any, mine: Any, unit: int) -> None:

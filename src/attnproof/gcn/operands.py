@@ -233,11 +233,11 @@ def destination(made: Instruction, keeps_high: bool = False) -> Callable[[Group,
     return lambda group, words: group.put(register, words)
 
 
-def scalar_mask(operand: Operand) -> tuple[int, bool]:
-    """Pair number of a lane-mask operand, and whether it is exec."""
-    if operand.kind != "s" or operand.index & 1:
-        raise UnknownInstruction(f"operand {operand.text!r}: expected a scalar pair")
-    return operand.index >> 1, operand.index == EXEC
+def scalar_mask(operand: Operand) -> int:
+    """Pair number of a lane-mask operand."""
+    if operand.kind != "s" or operand.index & 1 or operand.index == EXEC:
+        raise UnknownInstruction(f"operand {operand.text!r}: expected a scalar pair other than exec")
+    return operand.index >> 1
 
 
 _OMOD = re.compile(r"^(mul|div)$")

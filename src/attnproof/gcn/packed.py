@@ -129,6 +129,8 @@ _PACKED_INTEGER: dict[str, tuple[int, Any]] = {
 
 def _dot2(made: Instruction) -> Step:
     """V_DOT2_F32_F16."""
+    if not made.modifiers and all(operand.kind == "v" for operand in made.operands):
+        return _dot2_plain(*(operand.index for operand in made.operands))
     (a_low, a_high), (b_low, b_high) = _halves(made, 2, True)
     addend, negative = raw32(made.operands[3]), made.bits("neg_lo", 3, 0)[2]
     finish, register = finish_float(made), made.operands[0].index
@@ -136,8 +138,22 @@ def _dot2(made: Instruction) -> Step:
     def step(group: Group) -> None:
         total = addend(group).view(np.float32)
         total = (-total if negative else total) + a_low(group) * b_low(group)
-        total += a_high(group) * b_high(group)
+        total = total + a_high(group) * b_high(group)
         group.put(register, (finish(total) if finish else total).view(np.uint32))
+
+    return step
+
+
+def _dot2_plain(register: int, left: int, right: int, addend: int) -> Step:
+    """The same, of whole registers: half of all instructions of an attention kernel."""
+
+    def step(group: Group) -> None:
+        a_low, a_high = group.half(left)
+        b_low, b_high = group.half(right)
+        total = a_low * b_low
+        total += group.v[addend].view(np.float32)
+        total += a_high * b_high
+        group.put(register, total.view(np.uint32))
 
     return step
 

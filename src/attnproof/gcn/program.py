@@ -29,6 +29,42 @@ _IDLE = frozenset(
         "s_icache_inv",
     )
 )
+# a modifier that nobody reads would change the meaning silently
+_MODIFIERS = frozenset(
+    [
+        "offset",
+        "offset0",
+        "offset1",
+        "glc",
+        "slc",
+        "clamp",
+        "mul",
+        "div",
+        "op_sel",
+        "op_sel_hi",
+        "neg_lo",
+        "neg_hi",
+        "quad_perm",
+        "row_shl",
+        "row_shr",
+        "row_ror",
+        "row_mirror",
+        "row_half_mirror",
+        "row_bcast",
+        "wave_shl",
+        "wave_shr",
+        "wave_rol",
+        "wave_ror",
+        "row_mask",
+        "bank_mask",
+        "bound_ctrl",
+        "dst_sel",
+        "dst_unused",
+        "src0_sel",
+        "src1_sel",
+        "raw",
+    ]
+)
 END, BARRIER, JUMP, BRANCH, PLAIN = range(5)
 _CONDITIONS: dict[str, Any] = {
     "s_cbranch_scc0": lambda group: ~group.scc,
@@ -44,6 +80,9 @@ def build_step(made: Instruction, kernel: KernelInfo) -> Step:
     """The step of one instruction; an unknown one gives a step that raises when it is reached."""
     if made.name in _IDLE:
         return _nothing
+    foreign = set(made.modifiers) - _MODIFIERS
+    if foreign:
+        return _Missing(f"unknown modifier {', '.join(sorted(foreign))} of {made.text!r}")
     try:
         step = (
             packed.build(made)
@@ -54,21 +93,24 @@ def build_step(made: Instruction, kernel: KernelInfo) -> Step:
             or transfers.build(made)
         )
     except Fault as fault:
-        return _raises(fault.reason)
+        return _Missing(fault.reason)
     except (IndexError, KeyError, ValueError) as error:
-        return _raises(f"unknown form of {made.text!r} ({error!r})")
-    return step or _raises(f"unknown instruction {made.mnemonic!r}")
+        return _Missing(f"unknown form of {made.text!r} ({error!r})")
+    return step or _Missing(f"unknown instruction {made.mnemonic!r}")
 
 
 def _nothing(group: Group) -> None:
     """No effect on registers or memory."""
 
 
-def _raises(reason: str) -> Step:
-    def step(group: Group) -> None:
-        raise UnknownInstruction(reason)
+class _Missing:
+    """A step without semantics: raises when a wave reaches it."""
 
-    return step
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+
+    def __call__(self, group: Group) -> None:
+        raise UnknownInstruction(self.reason)
 
 
 @dataclass(frozen=True)
@@ -84,9 +126,13 @@ class Program:
     board: Scoreboard = field(repr=False)
 
     @property
-    def names(self) -> list[str]:
-        """Mnemonics in order."""
-        return [made.mnemonic for made in self.instructions]
+    def missing(self) -> tuple[str, ...]:
+        """Instructions without semantics here, reached or not."""
+        return tuple(
+            made.text
+            for made, step in zip(self.instructions, self.steps, strict=True)
+            if isinstance(step, _Missing)
+        )
 
 
 def reachable(instructions: tuple[Instruction, ...], entry: int) -> tuple[Instruction, ...]:
@@ -114,12 +160,22 @@ def reachable(instructions: tuple[Instruction, ...], entry: int) -> tuple[Instru
 
 
 def prepare(code: CodeObject, name: str) -> Program:
-    """Make a kernel ready."""
+    """Make a kernel ready; done once per code object."""
+    if name not in code.programs:
+        code.programs[name] = _prepare(code, name)
+    return code.programs[name]
+
+
+def _prepare(code: CodeObject, name: str) -> Program:
     if name not in code.kernels:
         raise ShapeError(expected("kernel", f"one of {sorted(code.kernels)}", repr(name)))
     kernel = code.kernels[name]
     if kernel.wavefront_size != 64:
         raise ShapeError(expected("kernel", "wavefront size 64", kernel.wavefront_size))
+    if kernel.rsrc1 >> 12 & 15 or kernel.flushes_f16:
+        raise ShapeError(
+            expected("kernel", "round to nearest even and fp16 denormals kept", f"{kernel.rsrc1:#x}")
+        )
     instructions = reachable(code.instructions, kernel.entry)
     number = {made.address: index for index, made in enumerate(instructions)}
     steps: list[Step] = []
@@ -139,6 +195,11 @@ def prepare(code: CodeObject, name: str) -> Program:
     targets = [number[made.target] if made.target is not None else -1 for made in instructions]
     conditions = [_CONDITIONS.get(made.name) for made in instructions]
     return Program(kernel, instructions, steps, kinds, targets, conditions, Scoreboard(instructions))
+
+
+def missing(code: CodeObject, name: str) -> tuple[str, ...]:
+    """Instructions of a kernel that have no semantics here, reached or not."""
+    return prepare(code, name).missing
 
 
 def uniform(taken: Any) -> bool | None:

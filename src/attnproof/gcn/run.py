@@ -371,7 +371,8 @@ def launch(
 
 
 def _summary(program: Program, executed: Any, workgroups: int, tally: Tally | None) -> Counts:
-    classes, mnemonics = dict.fromkeys(CLASSES, 0), dict[str, int]()
+    classes: dict[str, int] = dict.fromkeys(CLASSES, 0)
+    mnemonics: dict[str, int] = {}
     for made, count in zip(program.instructions, executed, strict=True):
         classes[class_of(made)] += int(count)
         if count:

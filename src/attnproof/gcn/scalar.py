@@ -62,11 +62,6 @@ def _amount(words: Any, to: Any) -> Any:
     return (words & np.uint32(63 if to.dtype.itemsize == 8 else 31)).astype(to.dtype)
 
 
-def _nonzero(result: Any) -> Any:
-    return result != 0
-
-
-# name -> (width of S0, width of S1, width of D, function, SCC rule or None); 32-bit unless "64"
 _LOGIC: dict[str, Any] = {
     "and": lambda a, b: a & b,
     "or": lambda a, b: a | b,
@@ -127,6 +122,7 @@ def _high(signed: bool) -> Any:
     return multiply
 
 
+# name -> (widths of S0, S1 and D as 3 or 6, function, whether SCC = D != 0)
 _TWO: dict[str, tuple[str, Any, bool]] = {}
 for _name, _function in _LOGIC.items():
     _TWO[f"s_{_name}_b32"] = ("333", _function, True)
@@ -300,7 +296,8 @@ def _select(made: Instruction) -> Step:
     wide = made.name.endswith("b64")
     write = scalar_write(made.operands[0], wide)
     left = scalar_source(made.operands[1], wide)
-    right = scalar_source(made.operands[2] if len(made.operands) > 2 else made.operands[0], wide)
+    # S_CMOV has no third operand: it keeps the old value
+    right = scalar_source((*made.operands, made.operands[0])[2], wide)
     return lambda group: write(group, np.where(group.scc, left(group), right(group)))
 
 

@@ -185,8 +185,9 @@ def _scalar_load(made: Instruction) -> Step | None:
         return None
     count, first = int(match[1] or 1), made.operands[0].index
     base = scalar_source(made.operands[1], wide=True)
-    offset = scalar_source(made.operands[2]) if len(made.operands) > 2 else None
-    signed = offset is not None and made.operands[2].kind == "imm"
+    given = made.operands[2:]
+    offset = scalar_source(given[0]) if given else None
+    signed = bool(given) and given[0].kind == "imm"
     extra = np.int64(made.number("offset"))
 
     def step(group: Group) -> None:

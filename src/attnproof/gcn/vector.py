@@ -12,16 +12,24 @@ import numpy as np
 
 from attnproof.gcn import floats, integers
 from attnproof.gcn.decode import VCC, Instruction
+from attnproof.gcn.faults import UnknownInstruction
 from attnproof.gcn.integers import Row
-from attnproof.gcn.operands import Step, raw64, scalar_mask, source, store
+from attnproof.gcn.operands import Step, flush, raw64, scalar_mask, source, store
 from attnproof.gcn.wave import Group, pack_mask, unpack_mask
 
 Builder = Callable[[Instruction, bool], Step]
 
 
+def _flushing(row: Row) -> Row:
+    """The row with denormal fp32 results flushed."""
+    kinds, kind, function = row
+    return (kinds, kind, lambda *values: flush(function(*values))) if kind == "f" else row
+
+
 def table_step(made: Instruction, row: Row, flushing: bool, keeps_high: bool = False) -> Step:
     """A step for D = function(S0, S1, S2)."""
-    kinds, kind, function = row
+    _check_modifiers(made, row)
+    kinds, kind, function = _flushing(row) if flushing else row
     sources = [source(made, index + 1, part, flushing) for index, part in enumerate(kinds)]
     write = store(made, kind, keeps_high)
     if len(sources) == 1:
@@ -36,7 +44,7 @@ def table_step(made: Instruction, row: Row, flushing: bool, keeps_high: bool = F
 
 def _accumulate(made: Instruction, row: Row, flushing: bool) -> Step:
     """A step for D = S0 * S1 + D."""
-    kinds, kind, function = row
+    kinds, kind, function = _flushing(row) if flushing else row
     left, right = (source(made, index + 1, part, flushing) for index, part in enumerate(kinds))
     addend = source(
         Instruction(made.address, "", "", "", made.operands[:1], {}, made.text), 0, kind, flushing
@@ -47,7 +55,7 @@ def _accumulate(made: Instruction, row: Row, flushing: bool) -> Step:
 
 def _lane_mask(made: Instruction, index: int) -> Callable[[Group], Any]:
     """A scalar pair (vcc when the operand is left out) as booleans [waves, 64]."""
-    pair = scalar_mask(made.operands[index])[0] if len(made.operands) > index else VCC >> 1
+    pair = scalar_mask(made.operands[index]) if len(made.operands) > index else VCC >> 1
     return lambda group: unpack_mask(group.pair[pair])
 
 
@@ -64,7 +72,7 @@ def _carry(made: Instruction, flushing: bool) -> Step:
     if "rev" in made.name:
         left, right = right, left
     carry_in = _lane_mask(made, 4) if made.name.split("_")[1] in ("addc", "subb", "subbrev") else None
-    pair, _ = scalar_mask(made.operands[1])
+    pair = scalar_mask(made.operands[1])
     write, sub = store(made, "u"), "sub" in made.name
 
     def step(group: Group) -> None:
@@ -88,7 +96,7 @@ def _mad64(made: Instruction, flushing: bool) -> Step:
         source(made, 3, "i" if signed else "u"),
         raw64(made.operands[4]),
     )
-    pair, _ = scalar_mask(made.operands[1])
+    pair = scalar_mask(made.operands[1])
     wide: Any = np.int64 if signed else np.uint64
     register = made.operands[0].index
 
@@ -110,7 +118,7 @@ def _mad64(made: Instruction, flushing: bool) -> Step:
 def _divide_scale(made: Instruction, flushing: bool) -> Step:
     """V_DIV_SCALE_F32: pre-scale numerator or denominator by 2**64 when the quotient would leave the normal range."""
     chosen, denominator, numerator = (source(made, index, "f") for index in (2, 3, 4))
-    pair, _ = scalar_mask(made.operands[1])
+    pair = scalar_mask(made.operands[1])
     register = made.operands[0].index
 
     def step(group: Group) -> None:
@@ -143,14 +151,19 @@ def _divide_scale(made: Instruction, flushing: bool) -> Step:
 
 
 def _divide_fmas(made: Instruction, flushing: bool) -> Step:
-    """V_DIV_FMAS_F32: fused multiply-add, times 2**32 in lanes whose vcc bit is set."""
+    """V_DIV_FMAS_F32: fused multiply-add; in lanes whose vcc bit is set it undoes the 2**64 of V_DIV_SCALE, in one rounding.
+
+    The ISA text prints a factor of 2**32, with which no quotient would come out right; later ISA texts have 2**64
+    above and 2**-64 below an exponent of 127 of S2, as here.
+    """
     parts = [source(made, index, "f", flushing) for index in (1, 2, 3)]
     write = store(made, "f")
 
     def step(group: Group) -> None:
-        total = floats.fma32(*(part(group) for part in parts))
-        scaled = unpack_mask(group.pair[VCC >> 1])
-        write(group, np.where(scaled, total * np.float32(2.0**32), total))
+        a, b, c = (part(group) for part in parts)
+        up = (c.view(np.uint32) >> np.uint32(23) & np.uint32(255)) > 127
+        power = np.where(unpack_mask(group.pair[VCC >> 1]), np.where(up, 64, -64), 0)
+        write(group, floats.fma32(a, b, c, power))
 
     return step
 
@@ -163,14 +176,14 @@ def _literal_mad(made: Instruction, flushing: bool) -> Step:
 def _compare_class(made: Instruction, flushing: bool) -> Step:
     """V_CMP_CLASS_F32: is S0 in one of the classes of the mask S1."""
     value, wanted = source(made, 1, "f"), source(made, 2, "u")
-    pair, is_exec = scalar_mask(made.operands[0])
+    pair, to_exec = scalar_mask(made.operands[0]), made.name.startswith("v_cmpx")
 
     def step(group: Group) -> None:
         found, bits = classes(value(group)), wanted(group)
-        lanes = ((found & bits) != 0) & group.mask
-        group.pair[pair][...] = pack_mask(lanes)
-        if is_exec:
-            group.read_exec()
+        masks = pack_mask(((found & bits) != 0) & group.mask)
+        group.pair[pair][...] = masks
+        if to_exec:
+            group.write_exec(masks)
 
     return step
 
@@ -223,7 +236,7 @@ def _compare(made: Instruction, flushing: bool) -> Step:
     *_, relation, kind = made.name.split("_")
     function = _ORDERED[relation]
     left, right = (source(made, index, _COMPARED[kind], flushing) for index in (1, 2))
-    pair, _ = scalar_mask(made.operands[0])
+    pair = scalar_mask(made.operands[0])
     to_exec = made.name.startswith("v_cmpx")
 
     def step(group: Group) -> None:
@@ -257,10 +270,53 @@ for _kind in _COMPARED:
             BUILDERS[f"v_{_form}_{_relation}_{_kind}"] = _compare
 
 
+# name -> (bits, signed, reversed operands, subtract): with clamp the result saturates
+_SATURATING: dict[str, tuple[int, bool, bool, bool]] = {
+    "v_add_u32": (32, False, False, False),
+    "v_sub_u32": (32, False, False, True),
+    "v_subrev_u32": (32, False, True, True),
+    "v_add_i32": (32, True, False, False),
+    "v_sub_i32": (32, True, False, True),
+    "v_add_u16": (16, False, False, False),
+    "v_sub_u16": (16, False, False, True),
+    "v_subrev_u16": (16, False, True, True),
+}
+
+
+def _saturate(made: Instruction) -> Step:
+    """Integer add or subtract with clamp."""
+    bits, signed, rev, sub = _SATURATING[made.name]
+    kind = ("i" if signed else "u") if bits == 32 else "w"
+    left, right = source(made, 1, kind), source(made, 2, kind)
+    if rev:
+        left, right = right, left
+    low, high = (-(1 << bits - 1), (1 << bits - 1) - 1) if signed else (0, (1 << bits) - 1)
+    write = store(made, "u")
+
+    def step(group: Group) -> None:
+        a, b = left(group).astype(np.int64), right(group).astype(np.int64)
+        write(group, np.clip(a - b if sub else a + b, low, high).astype(np.uint32))
+
+    return step
+
+
+def _check_modifiers(made: Instruction, row: Row) -> None:
+    """What a table row does not look at must not be there."""
+    kinds, kind, _ = row
+    if "clamp" in made.modifiers and kind not in "fhd":
+        raise UnknownInstruction(f"clamp of {made.text!r} has no semantics here")
+    if "op_sel" in made.modifiers and not set(kinds) & set("hwx") and kind not in "hwx":
+        raise UnknownInstruction(f"op_sel of {made.text!r} has no semantics here")
+
+
 def build(made: Instruction, flushing: bool) -> Step | None:
     """The step of a vector ALU instruction, or None when this module has none."""
     name = made.name
+    if "clamp" in made.modifiers and name in _SATURATING:
+        return _saturate(made)
     if name in BUILDERS:
+        if "clamp" in made.modifiers:
+            raise UnknownInstruction(f"clamp of {made.text!r} has no semantics here")
         return BUILDERS[name](made, flushing)
     for table in (integers.TABLE, floats.TABLE):
         if name in table:
