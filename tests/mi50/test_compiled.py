@@ -35,12 +35,10 @@ def of_gfx906(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def test_the_record_belongs_to_the_present_sources(rows: list[dict[str, Any]]) -> None:
     """A bar that holds on last month's text says nothing; `python tools/mi50_matrix.py` makes the record anew."""
     wanted = {
-        (row.step.variant.name, row.architecture): source.digest(
-            source.text(row.step.variant.kernel), *row.step.variant.flags
-        )
+        (source.digest(source.text(row.step.variant.kernel), *row.step.variant.flags), row.architecture)
         for row in mi50_matrix.rows()
     }
-    assert {*wanted.values()} == {row["digest"] for row in rows}
+    assert wanted == {(row["digest"], row["architecture"]) for row in rows}
     assert len(mi50_matrix.rows()) == len(rows)
     assert {*mi50_matrix.ARCHITECTURES} == {row["architecture"] for row in rows}
 
@@ -78,9 +76,10 @@ def test_two_workgroups_of_the_forward_pass_share_a_compute_unit_at_head_dim_128
     """At most 128 registers and 32 KB of LDS, whatever the options of a call with aligned dense rows."""
     found = [
         row for row in of_gfx906(rows)
-        if row["kernel"] == "attn_forward" and {"-DDTYPE=0", "-DHEAD_D=128", "-DWIDE=1", "-DROWS=0"} <= {*row["flags"]}
+        if row["kernel"] == "attn_forward" and {"-DDTYPE=0", "-DHEAD_D=128", "-DWIDE=1"} <= {*row["flags"]}
+        and not any(flag.startswith("-DROWS=") for flag in row["flags"])
     ]  # fmt: skip
-    assert len(found) >= 12
+    assert len(found) >= 10
     print("registers:", {row["call"]: row["vgprs"] for row in found})
     assert [] == [row["call"] for row in found if row["vgprs"] > 128 or row["lds_bytes"] > 32768]
 

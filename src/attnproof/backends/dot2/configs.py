@@ -64,7 +64,7 @@ _DKDV = {
     256: (Config(32, 32), Config(16, 16)),
     512: (Config(16, 16),),
 }
-_DBIAS = {width: (Config(32, 16), Config(16, 16)) for width in (64, 128, 256, 512)}
+_DBIAS = {width: (Config(16, 16),) for width in (64, 128, 256, 512)}
 _TABLES: dict[Pass, dict[int, tuple[Config, ...]]] = {
     "forward": _FORWARD,
     "decode": _DECODE,
