@@ -1,9 +1,10 @@
 """Compile the kernels of backend dot2 for every architecture it serves, and record what the compiler made of them.
 
-    python tools/mi50_matrix.py [results/compile/gfx.json]
+    python tools/mi50_matrix.py [--all] [results/compile/gfx.json]
 
 Needs clang 19; no GPU, no SDK. The record holds registers, LDS, spills and counts of telling mnemonics, with a digest of
-text and flags per row, so that a test can tell whether it belongs to the present sources.
+text and flags per row, so that a test can tell whether it belongs to the present sources; rows of the same text, flags and
+compiler are kept unless ``--all`` is given.
 """
 
 from __future__ import annotations
@@ -92,6 +93,7 @@ def shipped() -> dict[str, Problem]:
     made |= {f"D {width} causal": base(width, right=0) for width in (64, 80, 128, 256, 512)}
     made |= {f"D 128 {name}": base(128, **given) for name, given in options.items()}
     made |= {f"D {width} everything": base(width, **every) for width in (64, 128, 256)}
+    made["D 128 packed everything"] = base(128, rows="packed", tokens=(512, 512), **every)
     made |= {"D 192 and 128": base(192, Dv=128, right=0), "D 59 narrow": base(59)}
     made |= {f"D {width} decode": base(width, M=1, N=4096, rows="cached") for width in (64, 128, 256, 512)}
     made |= {
@@ -112,6 +114,11 @@ def rows() -> list[Row]:
     return list(found.values())
 
 
+def digest(row: Row) -> str:
+    """What a row was compiled from."""
+    return source.digest(source.text(row.step.variant.kernel), *row.step.variant.flags)
+
+
 def compiled(row: Row) -> dict[str, Any]:
     """What the compiler made of a row."""
     variant = row.step.variant
@@ -120,7 +127,7 @@ def compiled(row: Row) -> dict[str, Any]:
         "kernel": variant.name,
         "architecture": row.architecture,
         "flags": list(variant.flags),
-        "digest": source.digest(source.text(variant.kernel), *variant.flags),
+        "digest": digest(row),
     }
     # a kernel with less LDS to share than asked for only warns
     raw = prebuilt.clang(variant, row.architecture, more=("-Wno-pass-failed",))
@@ -159,24 +166,39 @@ def lines(disassembly: str, name: str) -> list[str]:
     return found
 
 
-def main(path: Path) -> None:
-    wanted = rows()
+def kept(path: Path, version: str) -> dict[tuple[str, str], dict[str, Any]]:
+    """Rows of an earlier record by the same compiler, by digest and architecture."""
+    if not path.exists():
+        return {}
+    document = json.loads(path.read_text(encoding="utf-8"))
+    same = document["environment"]["compiler"] == version
+    return {(row["digest"], row["architecture"]): row for row in document["results"]} if same else {}
+
+
+def main(path: Path, *, everything: bool) -> None:
+    done = subprocess.run([prebuilt.CLANG, "--version"], capture_output=True, text=True, check=True)
+    version = done.stdout.splitlines()[0]
+    earlier = {} if everything else kept(path, version)
+
+    def made(row: Row) -> dict[str, Any]:
+        return earlier.get((digest(row), row.architecture)) or compiled(row)
+
     with ThreadPoolExecutor(2) as pool:
-        results = list(pool.map(compiled, wanted))
-    version = subprocess.run([prebuilt.CLANG, "--version"], capture_output=True, text=True, check=True)
+        results = list(pool.map(made, rows()))
     document = {
         "schema": "attnproof/record/1",
         "kind": "compile",
-        "environment": {"compiler": version.stdout.splitlines()[0], "device": "none: compiled, not run"},
+        "environment": {"compiler": version, "device": "none: compiled, not run"},
         "protocol": {"flags": "-O3 -std=c++17", "tool": "tools/mi50_matrix.py"},
-        "results": results,
+        "results": [],
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     text = ",\n".join(json.dumps(row) for row in results)
-    head = json.dumps({**document, "results": []}, indent=1)
+    head = json.dumps(document, indent=1)
     path.write_text(head.replace('"results": []', f'"results": [\n{text}\n]') + "\n", encoding="utf-8")
     print(f"{len(results)} kernels in {path}")
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1] if len(sys.argv) > 1 else "results/compile/gfx.json"))
+    names = [name for name in sys.argv[1:] if name != "--all"]
+    main(Path(names[0] if names else "results/compile/gfx.json"), everything="--all" in sys.argv)

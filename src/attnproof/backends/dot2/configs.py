@@ -64,7 +64,7 @@ _DKDV = {
     256: (Config(32, 32), Config(16, 16)),
     512: (Config(16, 16),),
 }
-_DBIAS = {width: (Config(32, 16), Config(16, 16)) for width in (64, 128, 256, 512)}
+_DBIAS = {width: (Config(16, 16),) for width in (64, 128, 256, 512)}
 _TABLES: dict[Pass, dict[int, tuple[Config, ...]]] = {
     "forward": _FORWARD,
     "decode": _DECODE,
@@ -84,11 +84,10 @@ def bucket(problem: Problem) -> int:
     return next(width for width in (64, 128, 256, 512) if width >= max(problem.D, problem.Dv))
 
 
-def heavy(problem: Problem) -> bool:
-    """Whether per-pair options take more registers than two waves per SIMD leave."""
-    return problem.has_keep or sum(
-        (problem.has_bias, problem.has_bounds, problem.has_alibi, problem.softcap > 0, problem.dropout_p > 0)
-    ) > 1  # fmt: skip
+def crowded(problem: Problem) -> bool:
+    """Whether the addresses of packed rows and of several options together take more than 128 registers."""
+    options = (problem.has_keep, problem.has_bias, problem.has_bounds, problem.has_alibi, problem.softcap > 0)
+    return problem.rows == "packed" and sum((*options, problem.dropout_p > 0)) > 1
 
 
 def choose(problem: Problem, which: Pass, *, wide: bool = True, halves: bool = True) -> Config:
@@ -105,8 +104,8 @@ def choose(problem: Problem, which: Pass, *, wide: bool = True, halves: bool = T
     fits = [c for c in _TABLES[which][bucket(problem)] if lds_bytes(problem, which, c) <= LDS_LIMIT]
     if not fits:
         raise ValueError(f"{which}: expected a tile within {LDS_LIMIT} bytes of LDS, got none for {problem}")
-    light = wide and halves and not heavy(problem)
-    return fits[0] if light else replace(fits[0], waves=1)
+    # loads of single elements, and products by FMA, take more registers than two waves per SIMD leave
+    return fits[0] if wide and halves and not crowded(problem) else replace(fits[0], waves=1)
 
 
 def lds_bytes(problem: Problem, which: Pass, config: Config) -> int:

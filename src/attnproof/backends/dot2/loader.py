@@ -33,6 +33,11 @@ def announce(text: str) -> None:
         log.warning("dot2: %s", text)
 
 
+def announced() -> list[str]:
+    """What has been said so far."""
+    return sorted(_announced)
+
+
 @dataclass
 class Runtime:
     """A HIP runtime, and the compiler that goes with it if there is one.
@@ -66,6 +71,17 @@ class Runtime:
         found = self.hip.hipModuleGetFunction(ctypes.byref(function), module, name.encode())
         self.check(found, f"hipModuleGetFunction({name})")
         return function
+
+    def attributes(self, function: Any) -> dict[str, int]:
+        """Registers and memory of a kernel, by hipFuncGetAttribute's numbers."""
+        found: dict[str, int] = {}
+        for name, number in (("registers", 4), ("lds_bytes", 1), ("scratch_bytes", 3)):
+            value = ctypes.c_int()
+            self.check(
+                self.hip.hipFuncGetAttribute(ctypes.byref(value), number, function), "hipFuncGetAttribute"
+            )
+            found[name] = value.value
+        return found
 
     def launch(self, function: Any, groups: int, threads: int, raw: bytes, stream: int) -> None:
         """Launch on a stream with the argument struct as it stands."""

@@ -64,7 +64,7 @@ def clang(
         given.write_text(text or source.text(variant.kernel), encoding="utf-8")
         command = [
             program, "-x", "hip", f"--offload-arch={architecture}", "--cuda-device-only", "--no-gpu-bundle-output",
-            "-nogpulib", "-nogpuinc", "-O3", "-std=c++17", *variant.flags, *more, "-o", str(made), str(given),
+            "-nogpulib", "-nogpuinc", "-fuse-cuid=none", "-O3", "-std=c++17", *variant.flags, *more, "-o", str(made), str(given),
         ]  # fmt: skip
         subprocess.run(command, check=True, capture_output=True, text=True)
         return made.read_bytes()

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 Kernel = Literal[
-    "attn_forward", "attn_combine", "attn_stats", "attn_dq", "attn_dkdv", "attn_dbias", "attn_kinds"
+    "attn_forward", "attn_combine", "attn_stats", "attn_dq", "attn_dkdv", "attn_dbias", "attn_kinds", "bench"
 ]
 FILES: dict[Kernel, str] = {
     "attn_forward": "forward.hip",
@@ -22,6 +22,7 @@ FILES: dict[Kernel, str] = {
     "attn_dkdv": "dkdv.hip",
     "attn_dbias": "dbias.hip",
     "attn_kinds": "kinds.hip",
+    "bench": "bench.hip",
 }
 FOLDER = Path(__file__).parent / "kernels"
 _INCLUDE = re.compile(r'^#include "([\w.]+)"\n', re.MULTILINE)

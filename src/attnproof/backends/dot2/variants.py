@@ -90,7 +90,8 @@ def pairwise(problem: Problem) -> dict[str, int]:
     facts = {
         "ROWS": ROWS[problem.rows],
         "PAGE": problem.page if problem.rows == "paged" else 0,
-        "BANDED": banded(problem),
+        # beside a mask the band costs nothing, and with both the compiler stays within 128 registers
+        "BANDED": banded(problem) or problem.has_keep,
         "KEEP": problem.has_keep,
         "BOUNDS": problem.has_bounds,
         "BIAS": bias,

@@ -10,6 +10,9 @@ typedef RowMover<BLOCK_M, kD, HEAD_D> QueryMover;
 typedef RowMover<BLOCK_N, kD, HEAD_D> KeyMover;
 typedef PairMover<BLOCK_N, kDv, HEAD_DV> ValueMover;
 
+// values are on their way while scores are computed, unless the mask's loads need the registers
+constexpr bool kAhead = !KEEP && WIDE;
+
 struct Job {
   int b, h, tile, part;  // h is a key head where rows are grouped
 };
@@ -134,25 +137,27 @@ KERNEL(THREADS, WAVES) void attn_forward(Args a) {
   state.start();
   float acc[kHeight][kDv / kLanes];
   clear(acc);
-  const auto from_k = key_rows(a, s, kv);
-  const auto from_v = value_rows(a, s, kv);
 
   for (int n0 = keys.low / BLOCK_N * BLOCK_N; n0 < keys.high; n0 += BLOCK_N) {
     const int kind = mask_kind(kHeavy ? reloaded(a) : a, s.b, job.h, job.tile, n0 / BLOCK_N);
     if (kind == SKIP) continue;
+    const Args& now = kHeavy || !WIDE ? reloaded(a) : a;
+    const auto from_k = key_rows(now, s, kv);
+    const auto from_v = value_rows(now, s, kv);
     KeyMover::Loaded k;
     KeyMover::load(k, from_k, n0, s.keys, t);
     barrier();  // everyone is done with the values of the tile before
     KeyMover::stage(x_tile, k, t);
     barrier();
     ValueMover::Loaded v;
-    ValueMover::load(v, from_v, n0, s.keys, t);
+    if (kAhead) ValueMover::load(v, from_v, n0, s.keys, t);
     float p[kHeight][kBreadth];
     dot_rows<kD>(p, q_tile, x_tile, x, y);
     if (kind == FULL && keys.full(n0, BLOCK_N))
       weigh_tile<false>(a, s, band, job.h, first, p, state, acc, weights, n0, x, y);
     else
       weigh_tile<true>(a, s, band, job.h, first, p, state, acc, weights, n0, x, y);
+    if (!kAhead) ValueMover::load(v, from_v, n0, s.keys, t);
     barrier();  // everyone is done with the keys
     ValueMover::stage(x_tile, v, t);
     barrier();

@@ -64,7 +64,7 @@ struct Band {
   int left, right, offset;
   METHOD bool holds(int i, int j) const {
     const int distance = j - i - offset;
-    return distance >= -left && distance <= right;
+    return (distance >= -left) & (distance <= right);
   }
 };
 

@@ -77,16 +77,17 @@ INLINE Logit logit(const Args& a, const Sequence& s, const Query& q, int j, floa
   return Logit{x, capped};
 }
 
+// no branches: every index is clamped, so every load is allowed
 INLINE bool visible(const Args& a, const Sequence& s, const Band& band, const Query& q, int j) {
   bool sees = j < s.keys;
 #if BANDED
-  sees = sees && band.holds(q.i, j);
+  sees = sees & band.holds(q.i, j);
 #endif
 #if BOUNDS
-  sees = sees && j >= q.low && j < q.high;
+  sees = sees & (j >= q.low) & (j < q.high);
 #endif
 #if KEEP
-  sees = sees && a.keep[q.keep_at + least(j, s.keys - 1) * a.keep_n] != 0;
+  sees = sees & (a.keep[q.keep_at + least(j, s.keys - 1) * a.keep_n] != 0);
 #endif
   return sees;
 }
