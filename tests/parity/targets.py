@@ -61,11 +61,13 @@ class Target:
         """Values as an array of this target, in `dtype`."""
         if x is None:
             return None
+        rounded = x.astype(numpy_dtype(dtype))
         if self.kind == "numpy":
-            return x.astype(numpy_dtype(dtype))
+            return rounded
         import torch
 
-        wide = torch.from_numpy(np.ascontiguousarray(x))
+        # torch would round float64 to a half type by way of float32, that is twice
+        wide = torch.from_numpy(np.ascontiguousarray(rounded.astype(x.dtype)))
         return wide.to(device=self.device, dtype=getattr(torch, dtype))
 
 

@@ -6,12 +6,23 @@ from collections.abc import Callable
 from dataclasses import asdict
 from enum import Enum
 from itertools import pairwise
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from attnproof.cli._common import JsonOption, guarded, out_console, progress, show, write_json
 from attnproof.cli._machine import OPTIONAL, machine, self_tests, simd_target
+from attnproof.cli._measuring import (
+    CandidateOption,
+    Device,
+    DeviceOption,
+    HtmlOption,
+    device_of,
+    kept,
+    targets,
+    write,
+)
 
 
 class Order(str, Enum):
@@ -124,14 +135,20 @@ def memory(
     ] = False,
     n: Sizes = None,
     d: Annotated[int, typer.Option(min=1, help="Head dim.")] = 64,
-    block: Annotated[int, typer.Option(min=1, help="Rows and keys per tile.")] = 64,
+    block: Annotated[int, typer.Option(min=1, help="Rows and keys per tile, with --numpy.")] = 64,
+    heads: Annotated[int, typer.Option("--heads", min=1, help="Heads, without --numpy.")] = 2,
+    dtype: Annotated[str, typer.Option("--dtype", help="Default: float32, bfloat16 on a GPU.")] = "",
+    candidate: CandidateOption = None,
+    limit: Annotated[float, typer.Option("--limit", min=0.01, help="GiB that no length may pass.")] = 2.0,
+    device: DeviceOption = None,
+    html: HtmlOption = None,
     json_path: JsonOption = None,
 ) -> bool:
-    """Peak memory of the whole matrix against one tile at a time, float64, one head."""
+    """Peak memory against N: of torch calls with their gradients, or with --numpy of the forms in float64, one head."""
     from attnproof.cli import _lessons
 
     if not numpy:
-        raise ValueError("memory: expected a kind of memory to measure, got none; use --numpy")
+        return _memory_of_calls(n, d, heads, dtype, candidate, limit, device, html, json_path)
     sizes = sorted(n or [1024, 2048, 4096, 8192])
     with progress("memory", 3 * len(sizes)) as tick:
         results = _lessons.memory(sizes, d, block, tick)
@@ -160,6 +177,32 @@ def memory(
         )
     payload = {"command": "memory", "options": {"n": sizes, "d": d, "block": block}, "holds": holds}
     write_json(json_path, {**payload, "doublings": laws, "rows": [asdict(r) for r in results]})
+    return holds
+
+
+def _memory_of_calls(
+    n: list[int] | None,
+    d: int,
+    heads: int,
+    dtype: str,
+    candidate: list[str] | None,
+    limit: float,
+    device: Device | None,
+    html: Path | None,
+    json_path: Path | None,
+) -> bool:
+    """Forward and backward of ours, torch's and the eager form; ours must stay linear."""
+    from attnproof.cli import _growth
+
+    where = device_of(device)
+    lengths = tuple(sorted(n or (2**p for p in range(10, 18 if where == "cuda" else 14))))
+    kind = dtype or ("bfloat16" if where == "cuda" else "float32")
+    names = tuple(candidate or (*_growth.drift_names(where), "eager"))
+    plan = _growth.MemoryPlan(names, lengths, heads, d, kind, where, int(limit * 2**30))
+    record_path, page, partial = targets("memory", json_path, html)
+    with kept(partial, {"command": "memory", "plan": str(plan)}, where) as journal:
+        record, holds = _growth.memory(plan, journal)
+    write(record, record_path, page)
     return holds
 
 

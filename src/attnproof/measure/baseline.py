@@ -14,12 +14,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from ..verify import records
 from .stats import summarise
 
 Verdict = Literal["SAME", "IMPROVED", "REGRESSED", "SUSPECT", "INCOMPARABLE"]
 
 # relative slack of gate C by quantity; what is not named must not grow at all
-SLACK = {"z_rms": 0.05, "peak_bytes": 0.01, "exponent": 0.03, "code_bytes": 0.02}
+SLACK = {"z_rms": 0.05, "rms": 0.05, "peak_bytes": 0.01, "exponent": 0.03, "code_bytes": 0.02}
 TOLERANCE = 0.05  # gate B: a stored median within this share, or 3 MAD, is the same
 FINGERPRINT = ("device", "cpu", "threads", "platform")
 VERSIONS = ("torch", "triton")
@@ -56,13 +57,31 @@ def path_of(folder: Path, name: str, environment: Mapping[str, Any]) -> Path:
     return folder / fingerprint(environment) / f"{name}.json"
 
 
+def load(folder: Path, name: str, environment: Mapping[str, Any]) -> dict[str, Any]:
+    """The baseline of this machine.
+
+    Raises:
+        ValueError: there is none; the message says how to make one.
+    """
+    path = path_of(folder, name, environment)
+    if not path.is_file():
+        raise ValueError(
+            f"baseline: {path} is not there: this machine and these versions have none; "
+            f"make one with attnproof baseline save"
+        )
+    return records.load(path)
+
+
 def save(record: Mapping[str, Any], folder: Path, name: str) -> Path:
     """Keep a record as the baseline; keys in a fixed order, so that differences read well in git."""
     path = path_of(folder, name, record["environment"])
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_suffix(".part")
-    part.write_text(json.dumps(record, indent=1, sort_keys=True) + "\n")
-    part.replace(path)
+    try:
+        part.write_text(json.dumps(record, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
     return path
 
 
@@ -82,13 +101,13 @@ def holds(findings: Iterable[Finding]) -> bool:
 
 
 def _key(row: Mapping[str, Any]) -> tuple[str, str]:
-    return str(row["case"]), str(row.get("name") or row.get("candidate"))
+    return str(row["case"]), str(row["candidate"])
 
 
 def _row(before: Mapping[str, Any] | None, now: Mapping[str, Any], comparable: bool) -> list[Finding]:
     case, candidate = _key(now)
     findings: list[Finding] = []
-    if now.get("seconds"):
+    if now.get("samples"):
         findings.append(_stored(case, candidate, before, now, comparable))
     hard: Mapping[str, float] = now.get("deterministic") or {}
     earlier: Mapping[str, float] = (before or {}).get("deterministic") or {}
@@ -109,10 +128,10 @@ def _hard(quantity: str, before: float, now: float) -> Verdict:
 def _stored(
     case: str, candidate: str, before: Mapping[str, Any] | None, now: Mapping[str, Any], comparable: bool
 ) -> Finding:
-    median = summarise(now["seconds"]).median
-    if before is None or not before.get("seconds") or not comparable:
+    median = summarise(now["samples"]).median
+    if before is None or not before.get("samples") or not comparable:
         return Finding(case, candidate, "median seconds", None, median, "INCOMPARABLE", hard=False)
-    then = summarise(before["seconds"])
+    then = summarise(before["samples"])
     band = max(TOLERANCE * then.median, 3 * then.mad)
     verdict: Verdict = "SAME" if abs(median - then.median) <= band else "SUSPECT"
     return Finding(case, candidate, "median seconds", then.median, median, verdict, hard=False)

@@ -7,15 +7,22 @@ import sys
 
 from . import implementations
 from .shapes import Shape
-from .sweep import subject
+from .sweep import Bench
 from .timer import timer_for
 
 
 def main(job: str) -> None:
-    """Serve calls of one shape until stdin ends."""
+    """Judge the call, say so in one line, and serve calls of it until stdin ends."""
     given = json.loads(job)
-    shape = Shape(**given["shape"])
-    call = subject(given["name"], implementations.load(given["name"]), shape, given["device"]).prepare(0)
+    bench = Bench(Shape(**given["shape"]), given["device"], 1)
+    one = implementations.load(given["name"])
+    try:
+        found = bench.verdict(one)
+    except (implementations.Unable, NotImplementedError) as error:
+        print(json.dumps({"green": False, "reason": str(error)}), flush=True)
+        return
+    print(json.dumps({"green": found.green, "reason": found.reason}), flush=True)
+    call = bench.subject(one).prepare(0)
     timer = timer_for(given["device"])
     timer.run([call] * 3, cold=False)
     for _ in sys.stdin:

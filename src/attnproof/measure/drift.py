@@ -37,24 +37,37 @@ class Point:
         return asdict(self)
 
 
-def point(name: str, attend: Attend, n: int, *, dtype: str, device: str, d: int = 64, seed: int = 0) -> Point:
-    """Judge ``attend(q, k, v)`` on [1, 1, ROWS, d] queries and n keys, all normal."""
+def point(
+    name: str, attend: Attend, n: int, *, dtype: str, device: str, d: int = 64, seeds: int = 1
+) -> Point:
+    """Judge ``attend(q, k, v)`` on [1, 1, ROWS, d] queries and n keys, all normal, over ``seeds`` draws."""
     import torch
 
-    generator = torch.Generator(device).manual_seed(seed)
-    kind = getattr(torch, dtype)
-    q, k, v = (
-        torch.randn(1, 1, rows, d, generator=generator, device=device).to(kind) for rows in (ROWS, n, n)
-    )
-    out = attend(q, k, v)[0, 0].to(torch.float64)
-    expected, spread = _expected(q[0, 0], k[0, 0], v[0, 0])
-    u = ROUNDOFF[dtype]
-    error = out - expected
-    z = error / (RHO * u * torch.sqrt(expected.square() + spread))
-    bias = (z * expected.sign()).mean() * z.numel() ** 0.5
-    return Point(
-        name, dtype, n, z.square().mean().sqrt().item(), error.square().mean().sqrt().item(), bias.item()
-    )
+    kind, u = getattr(torch, dtype), ROUNDOFF[dtype]
+    errors: list[Any] = []
+    scores: list[Any] = []
+    signs: list[Any] = []
+    for seed in range(seeds):
+        generator = torch.Generator(device).manual_seed(seed)
+        q, k, v = (
+            torch.randn(1, 1, rows, d, generator=generator, device=device).to(kind) for rows in (ROWS, n, n)
+        )
+        with torch.no_grad():
+            out = attend(q, k, v)[0, 0].to(torch.float64)
+        expected, spread = _expected(q[0, 0], k[0, 0], v[0, 0])
+        errors.append(out - expected)
+        scores.append(errors[-1] / (RHO * u * torch.sqrt(expected.square() + spread)))
+        signs.append(expected.sign())
+    error, z, sign = (torch.cat(parts) for parts in (errors, scores, signs))
+    bias = (z * sign).mean().item() * z.numel() ** 0.5
+    return Point(name, dtype, n, z.square().mean().sqrt().item(), error.square().mean().sqrt().item(), bias)
+
+
+def band(seeds: int, d: int = 64) -> float:
+    """Upper end of what z may be at any length: the limit of ``attnproof verify`` for as many elements."""
+    from ..verify.numerics import limits, numerics
+
+    return limits(numerics("flash"), "out", seeds * ROWS * d).z_rms
 
 
 def _expected(q: Any, k: Any, v: Any) -> tuple[Any, Any]:

@@ -7,22 +7,25 @@ of the median log-ratio decides, or the budget ends.
     REGRESSED   the interval lies above +delta        IMPROVED   it lies below -delta
     SAME        it lies within +-delta                AMBIGUOUS  the budget ended first
 
-``delta`` is the larger of the asked-for threshold and twice the error seen between A and its twin.
+``delta`` is the larger of the asked-for threshold and twice the error seen between A and its twin. A difference must
+also show in the second half of the samples alone: a neighbour that comes or goes once is no regression.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 
 from .protocol import Protocol, Subject, interleave
-from .stats import Interval, median_interval, paired_log_ratio
+from .stats import BLOCK, Array, Interval, median_interval, paired_log_ratio
 from .timer import Timer
 
 Verdict = Literal["SAME", "IMPROVED", "REGRESSED", "AMBIGUOUS"]
+PER_GROUP = 4  # log-ratios of B in a group: two slots against A and its twin each
 
 
 @dataclass(frozen=True)
@@ -33,24 +36,27 @@ class Gate:
         threshold: smallest relative change worth reporting.
         batch: samples of each candidate added at a time.
         budget: samples of each candidate at most.
+        seconds: wall time at most, looked at between batches.
         protocol: warm-up, cache mode and input slots.
     """
 
     threshold: float = 0.01
-    batch: int = 100
-    budget: int = 2000
+    batch: int = 200
+    budget: int = 8000
+    seconds: float = 60.0
     protocol: Protocol = Protocol(warmup=10, cold=False)  # noqa: RUF009  frozen
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What gate A found. Ratios are time of B over time of A."""
+    """What gate A found. Ratios are time of B over time of A; ``samples`` of each were taken in ``seconds``."""
 
     verdict: Verdict
     ratio: Interval
     delta: float
     aa_error: float
-    pairs: int
+    samples: int
+    seconds: float
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for a record."""
@@ -60,7 +66,8 @@ class Comparison:
         ratio = self.ratio
         return (
             f"{self.verdict}: B / A = {ratio.value:.4f} [{ratio.low:.4f}, {ratio.high:.4f}] "
-            f"(99%, {self.pairs} pairs; resolution {self.delta:.2%})"
+            f"(99%, {self.samples} samples of each in {self.seconds:.1f} s; A against A {self.aa_error:.2%}, "
+            f"resolution {self.delta:.2%})"
         )
 
 
@@ -71,28 +78,42 @@ def compare(
     gate: Gate = Gate(),
     *,
     progress: Callable[[int, int], None] | None = None,
+    clock: Callable[[], float] = time.monotonic,
 ) -> Comparison:
     """Run gate A on two subjects."""
     twin = replace(a, name=f"{a.name} again")
     own, diff = np.empty(0), np.empty(0)
+    started, warmup = clock(), gate.protocol.warmup
     while True:
-        taken = interleave([a, twin, b], timer, replace(gate.protocol, timed=gate.batch))
+        taken = interleave([a, twin, b], timer, replace(gate.protocol, timed=gate.batch, warmup=warmup))
+        warmup = 0  # the next batch follows at once
         seconds = {name: samples.seconds for name, samples in taken.items()}
         own = np.concatenate([own, paired_log_ratio(seconds[twin.name], seconds[a.name])])
         # each of the two is symmetric around 0 when B equals A; their mean would not be, since slow outliers are
         # one-sided and an average of two baselines meets them more often
         both = [paired_log_ratio(seconds[b.name], seconds[x.name]) for x in (a, twin)]
         diff = np.concatenate([diff, np.stack(both, axis=1).ravel()])
-        found = median_interval(diff)
-        aa_error = abs(float(np.median(own)))
-        delta = max(float(np.log1p(gate.threshold)), 2 * aa_error)
-        verdict = decide(found, delta)
-        if verdict == "SAME" and delta > 1.5 * gate.threshold:
-            verdict = "AMBIGUOUS"  # a coarse resolution must not pass for equality
+        verdict, found, delta, aa_error = judge(own, diff, gate.threshold)
         if progress is not None:
-            progress(len(diff), gate.budget)
-        if verdict != "AMBIGUOUS" or len(diff) >= gate.budget:
-            return Comparison(verdict, found.exp(), float(np.expm1(delta)), aa_error, len(own))
+            progress(len(own), gate.budget)
+        spent = clock() - started
+        if verdict != "AMBIGUOUS" or len(own) >= gate.budget or spent >= gate.seconds:
+            return Comparison(verdict, found.exp(), float(np.expm1(delta)), aa_error, len(own), spent)
+
+
+def judge(own: Array, diff: Array, threshold: float) -> tuple[Verdict, Interval, float, float]:
+    """Verdict, interval of log(B / A), delta and error of A against its twin, from the log-ratios so far."""
+    found = median_interval(diff, block=PER_GROUP * BLOCK)
+    aa_error = abs(float(np.median(own)))
+    delta = max(float(np.log1p(threshold)), 2 * aa_error)
+    verdict = decide(found, delta)
+    if verdict == "SAME" and delta > 1.5 * threshold:
+        verdict = "AMBIGUOUS"  # a coarse resolution must not pass for equality
+    if verdict in ("REGRESSED", "IMPROVED"):
+        late = float(np.median(diff[diff.size // 2 :]))
+        if abs(late) <= delta or (late > 0) != (found.value > 0):
+            verdict = "AMBIGUOUS"
+    return verdict, found, delta, aa_error
 
 
 def decide(log_ratio: Interval, delta: float) -> Verdict:
@@ -104,3 +125,16 @@ def decide(log_ratio: Interval, delta: float) -> Verdict:
     if -delta <= log_ratio.low and log_ratio.high <= delta:
         return "SAME"
     return "AMBIGUOUS"
+
+
+def together(found: Sequence[Comparison]) -> Verdict:
+    """One verdict of several processes: a difference that most of them see and none contradicts, else no verdict."""
+    verdicts = [one.verdict for one in found]
+    for verdict, opposite in (("REGRESSED", "IMPROVED"), ("IMPROVED", "REGRESSED")):
+        if 2 * verdicts.count(verdict) > len(verdicts) and opposite not in verdicts:
+            return verdict
+    return (
+        "SAME"
+        if 2 * verdicts.count("SAME") > len(verdicts) and set(verdicts) <= {"SAME", "AMBIGUOUS"}
+        else "AMBIGUOUS"
+    )

@@ -1,17 +1,19 @@
 """The attention functions that can be timed side by side: ours by backend, torch's by kernel, and eager.
 
 Each takes ``(q, k, v, shape)`` as torch tensors [B, H, N, D] and returns out. One that cannot run a shape says why.
+Anyone's function joins by ``file.py:function`` or ``module:function``, in the form that ``attnproof verify`` asks for.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from .. import dispatch
 from ..api import attention
 from ..arrays import device_type
-from ..problem import Options, bind
+from ..problem import Options, Problem, bind
 from .shapes import Shape
 
 Run = Callable[[Any, Any, Any, Shape], Any]
@@ -22,9 +24,33 @@ class Unable(Exception):
     """An implementation cannot run a shape; the message says why."""
 
 
+@dataclass(frozen=True)
+class Implementation:
+    """Something to time.
+
+    Attributes:
+        name: as on the command line.
+        numerics: class of the error model that its verdict is judged by.
+        run: the call; raises `Unable` for a shape that it does not serve.
+        quick: given one set of inputs that `run` has served, the shortest way to the same kernel: no question is asked
+            inside the clock that was answered outside of it.
+    """
+
+    name: str
+    numerics: str
+    run: Run
+    quick: Callable[[Any, Any, Any, Shape], Run] | None = None
+
+    def timed(self, q: Any, k: Any, v: Any, shape: Shape) -> Run:
+        """What the clock sees."""
+        return self.run if self.quick is None else self.quick(q, k, v, shape)
+
+
 def names(device: str) -> tuple[str, ...]:
-    """Implementations worth timing on a device, ours first."""
-    own = tuple(name for name in dispatch.backends() if name not in ("reference", "math"))
+    """Implementations worth timing on a device, ours first: those that refuse every call there are left out."""
+    own = tuple(
+        name for name in dispatch.backends() if name not in ("reference", "math") and _here(name, device)
+    )
     peers = (
         ("sdpa:flash", "sdpa:efficient", "sdpa:cudnn", "flex")
         if device == "cuda"
@@ -33,37 +59,76 @@ def names(device: str) -> tuple[str, ...]:
     return (*own, *peers, "eager")
 
 
-def load(name: str) -> Run:
-    """The implementation of this name.
+def _here(backend: str, device: str) -> bool:
+    plain = Problem(
+        "float32" if device == "cpu" else "bfloat16", device, 1, 1, 1, 64, 64, 64, 64, scale=0.125
+    )
+    return dispatch.load(backend).why_not(plain) is None
+
+
+def load(word: str) -> Implementation:
+    """The implementation that a word names: a backend (or attnproof:BACKEND), eager, flex, sdpa:KERNEL, file.py:function.
 
     Raises:
-        KeyError: no such implementation.
+        ValueError: there is none.
     """
-    family, _, kernel = name.partition(":")
-    if family == "sdpa" and kernel in SDPA:
-        return _sdpa(kernel)
-    if name in ("eager", "flex"):
-        return {"eager": _eager, "flex": _flex()}[name]
-    if name in dispatch.backends():
-        return _own(name)
-    raise KeyError(f"implementation: expected a backend, eager, flex or sdpa:{'|'.join(SDPA)}, got {name!r}")
+    family, _, tail = word.rpartition(":")
+    if family == "sdpa" and tail in SDPA:
+        return Implementation(word, "precise" if tail == "math" else "flash", *_sdpa(tail))
+    if word in ("eager", "flex"):
+        return Implementation(word, *(("eager", _eager) if word == "eager" else ("flash", _flex())))
+    if family in ("", "attnproof") and tail in dispatch.backends():
+        return Implementation(tail, getattr(dispatch.load(tail), "NUMERICS", "precise"), *_own(tail))
+    if family in ("", "sdpa", "attnproof"):
+        known = ", ".join((*dispatch.backends(), "eager", "flex"))
+        raise ValueError(
+            f"candidate: expected {known}, sdpa:{'|'.join(SDPA)}, FILE.py:FUNCTION or MODULE:FUNCTION, got {word!r}"
+        )
+    return _foreign(word)
 
 
-def _own(backend: str) -> Run:
-    def run(q: Any, k: Any, v: Any, shape: Shape) -> Any:
+def _own(backend: str) -> tuple[Run, Callable[..., Run]]:
+    def plain(q: Any, k: Any, v: Any, shape: Shape) -> Any:
         return attention(q, k, v, causal=shape.causal, window=(shape.left, -1), backend=backend)
 
     def checked(q: Any, k: Any, v: Any, shape: Shape) -> Any:
-        reason = dispatch.load(backend).why_not(bind(q, k, v, Options(causal=shape.causal)).problem)
+        options = Options(causal=shape.causal, window=(shape.left, -1))
+        reason = dispatch.load(backend).why_not(bind(q, k, v, options).problem)
         if reason is not None:
             raise Unable(reason)
-        return run(q, k, v, shape)
+        return plain(q, k, v, shape)
 
-    checked.direct = run  # type: ignore[attr-defined]
-    return checked
+    return checked, lambda q, k, v, shape: plain
 
 
-def _sdpa(kernel: str) -> Run:
+def _foreign(word: str) -> Implementation:
+    """A function of the documented form; its own words say what it rounds and how its causal mask is aligned."""
+    from ..verify.candidate import keywords
+    from ..verify.loaders import declared_traits, function_of
+
+    fn = function_of(word)
+    declared, accepted = declared_traits(fn), keywords(fn)
+
+    def run(q: Any, k: Any, v: Any, shape: Shape) -> Any:
+        if shape.causal and shape.queries != shape.N and declared.get("align") == "top_left":
+            raise Unable("its causal mask is aligned top left")
+        options: dict[str, Any] = {"causal": shape.causal, "scale": shape.D**-0.5}
+        if shape.left >= 0:
+            options["window"] = (shape.left, -1)
+        if accepted is not None and (missing := [name for name in options if name not in accepted]):
+            if missing != ["causal"] or shape.causal:
+                raise Unable(f"does not take {', '.join(missing)}")
+            del options["causal"]
+        result = fn(q, k, v, **options)
+        return result[0] if isinstance(result, tuple) else result
+
+    return Implementation(word, declared.get("numerics", "flash"), run)
+
+
+def _sdpa(kernel: str) -> tuple[Run, Callable[..., Run]]:
+    import warnings
+
+    import torch
     import torch.nn.functional as F
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -74,25 +139,45 @@ def _sdpa(kernel: str) -> Run:
         "math": SDPBackend.MATH,
     }
 
-    def run(q: Any, k: Any, v: Any, shape: Shape) -> Any:
-        if shape.causal and shape.queries not in (1, shape.N):
-            raise Unable("its causal mask is aligned top left")
+    def plain(q: Any, k: Any, v: Any, shape: Shape) -> Any:
         causal = shape.causal and shape.queries == shape.N
         mask = _dense_mask(shape, q) if shape.left >= 0 else None
+        return F.scaled_dot_product_attention(
+            q,
+            k,
+            v,
+            attn_mask=mask,
+            is_causal=causal and mask is None,
+            enable_gqa=shape.kv_heads != shape.H,
+        )
+
+    def forced(q: Any, k: Any, v: Any, shape: Shape) -> Any:
+        with sdpa_kernel(kinds[kernel]):
+            return plain(q, k, v, shape)
+
+    def checked(q: Any, k: Any, v: Any, shape: Shape) -> Any:
+        if shape.causal and shape.queries not in (1, shape.N):
+            raise Unable("its causal mask is aligned top left")
         try:
-            with sdpa_kernel(kinds[kernel]):
-                return F.scaled_dot_product_attention(
-                    q,
-                    k,
-                    v,
-                    attn_mask=mask,
-                    is_causal=causal and mask is None,
-                    enable_gqa=shape.kv_heads != shape.H,
-                )
+            # a forced kernel that refuses warns why before it raises; the error is what is reported
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                return forced(q, k, v, shape)
         except RuntimeError as error:
+            if "memory" in str(error):
+                raise
             raise Unable(str(error).splitlines()[0]) from error
 
-    return run
+    def quick(q: Any, k: Any, v: Any, shape: Shape) -> Run:
+        # forcing a kernel costs microseconds of host time: not where it is torch's own choice anyway
+        if shape.left >= 0:
+            return forced
+        choice = torch._fused_sdp_choice(
+            q, k, v, is_causal=shape.causal and shape.queries == shape.N, enable_gqa=shape.kv_heads != shape.H
+        )
+        return plain if choice == kinds[kernel].value else forced
+
+    return checked, quick
 
 
 def _dense_mask(shape: Shape, q: Any) -> Any:

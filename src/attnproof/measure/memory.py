@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from .implementations import Unable
 from .stats import Interval, fit_exponent
 
 
@@ -36,6 +37,8 @@ class Peak:
 def peak(call: Callable[[], Any], device: str) -> Peak:
     """Run ``call`` once and say how much more memory was held at its highest point."""
     gc.collect()
+    if device == "cpu":
+        _settle()
     return _device_peak(call) if device == "cuda" else _process_peak(call)
 
 
@@ -66,9 +69,29 @@ def _device_peak(call: Callable[[], Any]) -> Peak:
     return Peak(torch.cuda.max_memory_allocated() - before, free_before - lowest[0])
 
 
+M_MMAP_THRESHOLD, MMAP_THRESHOLD = -3, 2**16  # glibc's mallopt
+
+
+def _settle() -> None:
+    """Let the C allocator give back what it holds, and hold less: kept pages would hide the next peak."""
+    import ctypes
+
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt") and hasattr(libc, "malloc_trim"):  # glibc only
+        libc.mallopt(M_MMAP_THRESHOLD, MMAP_THRESHOLD)
+        libc.malloc_trim(0)
+
+
 def _process_peak(call: Callable[[], Any]) -> Peak:
-    """Resident peak from the kernel, which can be reset for one process on Linux."""
-    Path("/proc/self/clear_refs").write_text("5")
+    """Resident peak from the kernel, which can be reset for one process on Linux.
+
+    Raises:
+        NotImplementedError: another system, or one that does not let a process reset its peak.
+    """
+    try:
+        Path("/proc/self/clear_refs").write_text("5")
+    except OSError as error:
+        raise NotImplementedError(f"the resident peak of a process cannot be reset here: {error}") from error
     before = _status("VmRSS")
     call()
     return Peak(None, max(_status("VmHWM") - before, 0))
@@ -89,7 +112,9 @@ class Growth:
     name: str
     n: tuple[int, ...]
     bytes: tuple[int, ...]
+    system_bytes: tuple[int, ...]  # by driver or operating system
     exponent: Interval | None
+    reason: str = ""  # why it ended before the last length
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for a record."""
@@ -127,20 +152,47 @@ def grow(
         What was measured; the exponent needs three lengths, the first two are left to warm-up effects if there are
         more than four.
     """
-    sizes: list[int] = []
-    found: list[int] = []
+    found: dict[int, Peak] = {}
+    reason = ""
     for n in lengths:
-        if len(found) >= 2 and found[-1] * (found[-1] / max(found[-2], 1)) > limit:
+        held = [one.bytes for one in found.values()]
+        if len(held) >= 2 and held[-1] * (held[-1] / max(held[-2], 1)) > limit:
+            reason = f"N={n} would pass {limit / 2**30:.1f} GiB"
             break
         try:
-            found.append(peak(make(n), device).bytes)
+            call = make(n)
+            if not found:
+                call()  # thread pools, libraries and compiled kernels are loaded once, not part of a call
+            found[n] = peak(call, device)
+        except Unable as error:
+            reason = str(error)
+            break
         except (MemoryError, RuntimeError) as error:
             if "memory" not in str(error).lower():
                 raise
+            reason = f"out of memory at N={n}"
             break
-        sizes.append(n)
         tick(f"{name} N={n}")
     skip = 2 if len(found) > 4 else 0
-    points = [(n, y) for n, y in zip(sizes, found, strict=True) if y > 0][skip:]
+    points = [(n, one.bytes) for n, one in found.items() if one.bytes > 0][skip:]
     exponent = fit_exponent(*zip(*points, strict=True)) if len(points) >= 3 else None
-    return Growth(name, tuple(sizes), tuple(found), exponent)
+    peaks, system = tuple(one.bytes for one in found.values()), tuple(one.system for one in found.values())
+    return Growth(name, tuple(found), peaks, system, exponent, reason)
+
+
+def call_of(name: str, *, heads: int, d: int, dtype: str, device: str) -> Callable[[int], Callable[[], Any]]:
+    """``make`` of ``grow`` for an implementation: its forward and backward on one sequence of n tokens, causal."""
+    from . import implementations
+    from .shapes import Shape
+    from .sweep import make_inputs
+
+    one = implementations.load(name)
+
+    def make(n: int) -> Callable[[], Any]:
+        import torch
+
+        shape = Shape(1, heads, n, d, dtype=dtype, causal=True, run="both")
+        q, k, v, dout = make_inputs(shape, device, 0)
+        return lambda: torch.autograd.grad(one.run(q, k, v, shape), (q, k, v), dout)
+
+    return make

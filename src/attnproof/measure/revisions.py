@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -37,18 +38,40 @@ class ChildTimer:
 
 
 class Child:
-    """One revision's process."""
+    """One revision's process.
 
-    def __init__(self, source: Path, shape: Shape, name: str, device: str) -> None:
+    Raises:
+        ValueError: its result is wrong or the shape is not served; no time is taken then.
+    """
+
+    def __init__(self, source: Path, shape: Shape, name: str, device: str, label: str = "revision") -> None:
         environment = os.environ | {"PYTHONPATH": str(source)}
         job = json.dumps({"shape": asdict(shape), "name": name, "device": device})
         self._process = subprocess.Popen(
             [sys.executable, "-m", "attnproof.measure.child", job],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
             env=environment,
         )
+        stdout = self._process.stdout
+        said = stdout.readline() if stdout is not None else ""
+        if not said:
+            reason = self._last_words()
+            self.close()
+            raise ValueError(f"{label}: cannot measure {name}: {reason}")
+        verdict = json.loads(said)
+        if not verdict["green"]:
+            self.close()
+            raise ValueError(f"{label}: no green verdict for {name} on {shape.name}: {verdict['reason']}")
+
+    def _last_words(self) -> str:
+        lines = (self._process.stderr.read() if self._process.stderr is not None else "").strip().splitlines()
+        text = lines[-1] if lines else "its process said nothing"
+        if "attnproof.measure" in text and "No module" in text:
+            return "this revision cannot measure yet (it has no attnproof.measure.child)"
+        return text
 
     def go(self) -> float:
         """Seconds of one call."""
@@ -68,8 +91,9 @@ class Child:
             self._process.stdin.close()
         self._process.terminate()
         self._process.wait()
-        if self._process.stdout is not None:
-            self._process.stdout.close()
+        for stream in (self._process.stdout, self._process.stderr):
+            if stream is not None:
+                stream.close()
 
 
 @contextmanager
@@ -91,14 +115,47 @@ def _git(repository: Path, *arguments: str) -> str:
     return done.stdout
 
 
+def split(text: str) -> tuple[str, str]:
+    """BASE..HEAD, where HEAD may be left out."""
+    base, dots, head = text.partition("..")
+    if not dots or not base:
+        raise ValueError(f"revisions: expected BASE..HEAD, got {text!r}")
+    return base, head or "HEAD"
+
+
+def share_extension(here: Path, tree: Path) -> bool:
+    """Give a work tree the compiled extension of this checkout, if its C++ sources are the same; says whether it has one."""
+    folder = Path("src/attnproof/backends/native")
+    built = [path for path in (here / folder).glob("_kernels*") if path.suffix in (".so", ".pyd")]
+    same = all(
+        _git(here, "rev-parse", f"HEAD:{part}") == _git(tree, "rev-parse", f"HEAD:{part}")
+        for part in ("csrc", "CMakeLists.txt")
+    )
+    if not built or not same or _git(here, "status", "--porcelain", "--", "csrc", "CMakeLists.txt"):
+        return False
+    for path in built:
+        shutil.copy2(path, tree / folder)
+    return True
+
+
 def regress(
-    base: Path, head: Path, shape: Shape, *, name: str, device: str, gate: Gate, processes: int = 3
+    base: Path,
+    head: Path,
+    shape: Shape,
+    *,
+    name: str,
+    device: str,
+    gate: Gate,
+    processes: int = 3,
+    tick: Callable[[str], Any] = lambda text: None,
 ) -> list[Comparison]:
     """Gate A over ``processes`` fresh pairs of processes; ratios are time of head over time of base."""
     found: list[Comparison] = []
-    for _ in range(processes):
-        children = [Child(tree / "src", shape, name, device) for tree in (base, head)]
+    for number in range(processes):
+        children: list[Child] = []
         try:
+            for label, tree in (("base", base), ("head", head)):
+                children.append(Child(tree / "src", shape, name, device, label))
             a, b = (
                 Subject(label, lambda slot, child=child: child.go)
                 for label, child in zip(("base", "head"), children, strict=True)
@@ -107,4 +164,5 @@ def regress(
         finally:
             for child in children:
                 child.close()
+        tick(f"process pair {number + 1}: {found[-1].verdict}")
     return found

@@ -5,10 +5,12 @@ A ``Shape`` is a dense call; FLOPs and bytes come from the ledger with exact pai
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
+from ..dtypes import NAMES
 from ..ledger.traffic import Call
 from ..masks import Mask, window
 
@@ -103,12 +105,55 @@ def decode(*, dtype: str = "bfloat16") -> Iterator[Shape]:
             yield Shape(batch, 32, n, 128, M=1, Hkv=8, dtype=dtype)
 
 
-def small() -> Iterator[Shape]:
-    """What a laptop measures in seconds."""
-    for run in ("forward", "both"):
-        for n in (256, 512, 1024):
+def small(*, dtype: str = "float32") -> Iterator[Shape]:
+    """What a laptop measures in a minute: the figure's axes at small sizes."""
+    for run in ("forward", "backward"):
+        for n in (128, 256, 512):
             for causal in (False, True):
-                yield Shape(1, 4, n, 64, dtype="float32", causal=causal, run=run)
+                yield Shape(1, 4, n, 64, dtype=dtype, causal=causal, run=run)
 
 
-PRESETS = {"figure": figure, "decode": decode, "small": small}
+def small_decode(*, dtype: str = "float32") -> Iterator[Shape]:
+    """The decode sweep at small sizes."""
+    for n in (512, 2048, 8192):
+        yield Shape(1, 8, n, 64, M=1, Hkv=2, dtype=dtype)
+
+
+PRESETS = {"figure": figure, "decode": decode, "small": small, "small-decode": small_decode}
+
+_SIZE = re.compile(r"(Hkv|[BHMND])=?(\d+)(?:/(\d+))?|window=?(\d+)")
+
+
+def parse(text: str) -> Shape:
+    """A shape from its name: ``forward B1 H4 N1024 D64 float32 causal`` in any order; B, H and the pass have defaults.
+
+    >>> parse("N1024 D64 causal").name
+    'forward B1 H1 N1024 D64 float32 causal'
+    """
+    found: dict[str, Any] = {"B": 1, "H": 1, "dtype": "float32"}
+    for word in text.replace(",", " ").split():
+        size = _SIZE.fullmatch(word)
+        if word in PRODUCTS:
+            found["run"] = word
+        elif word in NAMES:
+            found["dtype"] = word
+        elif word == "causal":
+            found["causal"] = True
+        elif size and size[4]:
+            found["left"] = int(size[4])
+        elif size and (size[3] is None or size[1] == "H"):
+            found[size[1]] = int(size[2])
+            if size[3]:
+                found["Hkv"] = int(size[3])
+        else:
+            raise ValueError(f"case: expected words like {EXAMPLE!r}, got {word!r}")
+    if "N" not in found or "D" not in found:
+        raise ValueError(f"case: expected at least N and D, as in {EXAMPLE!r}, got {text!r}")
+    shape = Shape(**found)
+    small = min(shape.B, shape.H, shape.N, shape.D, shape.queries, shape.kv_heads)
+    if small < 1 or shape.H % shape.kv_heads:
+        raise ValueError(f"case: expected sizes of at least 1 and H a multiple of Hkv, got {text!r}")
+    return shape
+
+
+EXAMPLE = "forward B1 H8/2 M1 N4096 D64 float32 causal window256"

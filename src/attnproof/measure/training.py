@@ -7,7 +7,7 @@ task for ``lra``, moving patterns for ``dit``. Nothing is downloaded.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -145,12 +145,25 @@ def train(
     return Run(model, attention, seed, tuple(losses), speed, held)
 
 
-def coincide(a: Run, b: Run, other_seed: Run, *, tail: float = 0.25) -> tuple[bool, float, float]:
-    """Whether two curves of one seed differ by less than a different seed differs: (verdict, difference, spread).
+def final(run: Run, *, tail: float = 0.25) -> float:
+    """Mean loss over the last ``tail`` of the steps."""
+    keep = max(1, int(len(run.losses) * tail))
+    return float(np.mean(run.losses[-keep:]))
 
-    Means over the last ``tail`` of the steps.
+
+def coincide(a: Run, b: Run, seeds: Sequence[Run]) -> tuple[bool, float, float]:
+    """Whether two curves of one seed differ by less than seeds do: (verdict, difference, spread).
+
+    Args:
+        a: the curve to compare with.
+        b: another attention, same seed.
+        seeds: the attention of ``a`` with two or more other seeds.
+
+    Returns:
+        The difference is that of the final losses; the spread is the range of them over the seeds.
     """
-    keep = max(1, int(len(a.losses) * tail))
-    mean_a, mean_b, mean_c = (float(np.mean(run.losses[-keep:])) for run in (a, b, other_seed))
-    difference, spread = abs(mean_a - mean_b), abs(mean_a - mean_c)
-    return difference <= max(spread, 1e-6), difference, spread
+    if not seeds:
+        raise ValueError("seeds: expected at least one run with another seed, got none")
+    over = [final(a), *(final(run) for run in seeds)]
+    difference, spread = abs(final(a) - final(b)), max(over) - min(over)
+    return bool(difference <= spread), difference, spread

@@ -1,0 +1,103 @@
+"""How good is the gate on this machine, now? Trials with identical code, and with a spin of known size planted in B.
+
+The planted slowdown lasts a share of the call it follows, as slower code would: it stretches with the machine's load.
+Inputs are the same arrays for A, its twin and B, so that where they lie makes no difference between them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from time import perf_counter_ns
+from typing import Any, Literal
+
+from . import implementations
+from .gate import Gate, compare
+from .journal import Journal
+from .protocol import Subject
+from .shapes import Shape, parse
+from .sweep import Bench
+from .timer import HostTimer, Timer
+
+Kind = Literal["same", "slower"]
+SHAPE = parse("N128 H2 D64 causal")
+DIFFERENT = ("REGRESSED", "IMPROVED")
+# calls of tens of microseconds: a second holds thousands of pairs, and few calls are interrupted at all
+GATE = Gate(budget=20_000, seconds=4.0)
+
+
+def spun(call: Callable[[], Any], share: float) -> Callable[[], Any]:
+    """``call``, followed by a spin that takes ``share`` of the time that it took."""
+
+    def slower() -> Any:
+        start = perf_counter_ns()
+        result = call()
+        now = perf_counter_ns()
+        stop = now + int((now - start) * share)
+        while perf_counter_ns() < stop:
+            pass
+        return result
+
+    return slower
+
+
+def planted(subject: Subject, share: float) -> Subject:
+    """A subject that is slower by ``share``."""
+    return Subject(f"{subject.name} slower", lambda slot: spun(subject.prepare(slot), share))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Trials of each kind, the planted share, and what is called."""
+
+    trials: int
+    share: float = 0.03
+    name: str = "sdpa:flash"
+    shape: Shape = SHAPE
+    gate: Gate = GATE
+
+
+def run(
+    plan: Plan,
+    journal: Journal,
+    *,
+    timer: Timer | None = None,
+    tick: Callable[[str], Any] = lambda text: None,
+) -> list[dict[str, Any]]:
+    """All trials, kinds in turn; those that the journal holds are not repeated."""
+    bench = Bench(plan.shape, "cpu", plan.gate.protocol.slots)
+    one = implementations.load(plan.name)
+    found = bench.verdict(one)
+    if not found.green:
+        raise ValueError(f"trials: expected a call with a green verdict, got {plan.name}: {found.reason}")
+    a = bench.subject(one)
+    kinds: Mapping[Kind, Subject] = {
+        "same": Subject(f"{plan.name} other", a.prepare),
+        "slower": planted(a, plan.share),
+    }
+    rows: list[dict[str, Any]] = []
+    for number in range(plan.trials):
+        for kind, b in kinds.items():
+            step = f"{kind} {number}"
+            if step not in journal:
+                journal.put(step, compare(a, b, timer or HostTimer(), plan.gate).as_dict())
+            rows.append({"kind": kind, "trial": number, **journal[step]})
+            tick(f"{step}: {rows[-1]['verdict']}")
+    return rows
+
+
+def score(rows: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """Counts of each verdict, and the two shares that the bars are about; AMBIGUOUS is neither."""
+    counts: dict[str, dict[str, int]] = {"same": {}, "slower": {}}
+    spent = 0.0
+    for row in rows:
+        mine = counts[row["kind"]]
+        mine[row["verdict"]] = mine.get(row["verdict"], 0) + 1
+        spent += row["seconds"]
+    same, slower = (sum(counts[kind].values()) for kind in ("same", "slower"))
+    return {
+        "verdicts": counts,
+        "called_different": sum(counts["same"].get(verdict, 0) for verdict in DIFFERENT) / max(same, 1),
+        "found": counts["slower"].get("REGRESSED", 0) / max(slower, 1),
+        "seconds_per_trial": spent / max(same + slower, 1),
+    }

@@ -1,0 +1,463 @@
+"""Records of measuring as one HTML file: speed, roofline, samples, memory, drift and training, several machines at once.
+
+It chooses and arranges what the records say, and computes nothing: a figure that is not in a record is not on the page.
+No network, no dependency, light and dark, works from file://.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from html import escape
+from typing import Any
+
+from attnproof.report.html import TEMPLATES, Section, embed, table
+
+Record = dict[str, Any]
+Figure = dict[str, Any]
+KINDS = ("measure", "memory", "drift", "train")
+LENGTH = {"label": "N", "log": True, "powers": True}
+
+
+def render(records: Sequence[Record]) -> str:
+    """The page of one or several records.
+
+    Raises:
+        ValueError: a record is of another kind.
+    """
+    for record in records:
+        if record["kind"] not in KINDS:
+            raise ValueError(f"report: expected records of {', '.join(KINDS)}, got {record['kind']}")
+    sections: list[Section] = []
+    figures: dict[str, dict[str, list[Figure]]] = {}
+    for title, key, lead, charts, rows in _parts(records):
+        figures[key] = charts
+        body = f'<p class="lead">{escape(lead)}</p><div class="charts" id="{key}-charts"></div>{rows}'
+        sections.append(Section(title, body))
+    page = (TEMPLATES / "measured.html").read_text(encoding="utf-8")
+    styles = [(TEMPLATES / name).read_text(encoding="utf-8") for name in ("verify.css", "measured.css")]
+    parts = {
+        "{{css}}": "\n".join(styles),
+        "{{js}}": (TEMPLATES / "measured.js").read_text(encoding="utf-8"),
+        "{{title}}": escape(f"attnproof measured, {records[0]['created'][:10]}"),
+        "{{headline}}": headline(records),
+        "{{facts}}": "".join(facts(record) for record in records),
+        "{{navigation}}": "".join(f'<a href="#{_anchor(s.title)}">{escape(s.title)}</a>' for s in sections),
+        "{{sections}}": "".join(
+            f'<section id="{_anchor(s.title)}"><h2>{escape(s.title)}</h2>{s.html}</section>' for s in sections
+        ),
+        "{{data}}": embed({"figures": figures}),
+    }
+    for mark, text in parts.items():
+        page = page.replace(mark, text)
+    return page
+
+
+def _anchor(text: str) -> str:
+    return text.lower().replace(" ", "-")
+
+
+def headline(records: Sequence[Record]) -> str:
+    """One sentence: how much was measured, and what did not hold."""
+    rows = [row for record in records for row in record["results"]]
+    bad = [row for row in rows if row["status"] in ("FAIL", "INVALID", "POWERLESS")]
+    skipped = sum(row["status"] == "SKIP" for row in rows)
+    words = f"{len(bad)} of {len(rows)} results do not hold" if bad else f"{len(rows) - skipped} results hold"
+    machines = len({machine(record) for record in records})
+    where = "one machine" if machines == 1 else f"{machines} machines"
+    more = f", {skipped} not served" if skipped else ""
+    kind = "bad" if bad else "good"
+    return (
+        f'<p class="headline {kind}">{words}{more}.</p>'
+        f"<p>On {where}; a time stands only beside a green verdict.</p>"
+    )
+
+
+def machine(record: Record) -> str:
+    """A short name: the device, or the processor where that is the device."""
+    environment = record["environment"]
+    return environment["cpu"] if environment["device"] == "cpu" else environment["device"]
+
+
+def facts(record: Record) -> str:
+    """Environment and protocol as a definition list."""
+    environment, protocol = record["environment"], record["protocol"]
+    commit = environment.get("commit")
+    pairs = {
+        "record": record["kind"],
+        "made": record["created"].replace("T", " ").replace("+00:00", " UTC"),
+        "machine": f"{machine(record)}, {environment.get('threads', '?')} threads",
+        "versions": ", ".join(f"{name} {version}" for name, version in environment["versions"].items()),
+        "commit": "-"
+        if not commit
+        else commit[:12] + (" with local changes" if environment.get("dirty") else ""),
+    }
+    if record["kind"] == "measure":
+        pairs["protocol"] = (
+            f"{protocol['cache']} caches, {protocol['warmup']} + {protocol['timed']} calls, "
+            f"{protocol['order']}, {protocol['timer']}"
+        )
+    body = "".join(
+        f"<div><dt>{escape(name)}</dt><dd>{escape(str(value))}</dd></div>" for name, value in pairs.items()
+    )
+    return f'<dl class="facts">{body}</dl>'
+
+
+class Colours:
+    """The same colour for the same name on the whole page."""
+
+    def __init__(self) -> None:
+        self.known: dict[str, int] = {}
+
+    def __getitem__(self, name: str) -> int:
+        return self.known.setdefault(name, len(self.known))
+
+
+def _parts(records: Sequence[Record]) -> Iterator[tuple[str, str, str, dict[str, list[Figure]], str]]:
+    """Title, key, leading sentence, figures by group and a table, for every section that has something to show."""
+    colours = Colours()
+    by_kind = {kind: [record for record in records if record["kind"] == kind] for kind in KINDS}
+    if by_kind["measure"]:
+        yield from _speed(by_kind["measure"], colours)
+    if by_kind["memory"]:
+        yield _memory(by_kind["memory"], colours)
+    if by_kind["drift"]:
+        yield _drift(by_kind["drift"], colours)
+    if by_kind["train"]:
+        yield _train(by_kind["train"], colours)
+
+
+def _named(record: Record, name: str, records: Sequence[Record]) -> str:
+    """The candidate, and the machine where there is more than one."""
+    several = len({machine(one) for one in records}) > 1
+    return f"{name}, {machine(record)}" if several else name
+
+
+def _figure(
+    title: str, note: str, x: dict[str, Any], y: dict[str, Any], series: list[dict[str, Any]]
+) -> Figure:
+    return {"title": title, "note": note, "x": x, "y": y, "series": series, "limits": []}
+
+
+def _series(name: str, colours: Colours, points: Iterable[Sequence[float]], **how: bool) -> dict[str, Any]:
+    return {
+        "name": name,
+        "colour": colours[name],
+        "points": [list(point) for point in points],
+        "line": how.get("line", True),
+        "dots": how.get("dots", True),
+        "dashed": how.get("dashed", False),
+        "roof": how.get("roof", False),
+    }
+
+
+def _timed(records: Sequence[Record]) -> list[tuple[Record, dict[str, Any]]]:
+    return [(record, row) for record in records for row in record["results"] if "summary" in row]
+
+
+def _group(row: dict[str, Any]) -> str:
+    """The cases of one curve: everything but the length and the batch that goes with it."""
+    shape = row["shape"]
+    heads = f"{shape['H']}/{shape['Hkv']} heads" if shape["H"] != shape["Hkv"] else f"{shape['H']} heads"
+    one = ", one query" if shape["M"] == 1 else ""
+    band = f", window {shape['left']}" if shape["left"] >= 0 else ""
+    mask = ", causal" if shape["causal"] else ""
+    batch = f", batch {shape['B']}" if one else ""
+    return f"{shape['run']}, D {shape['D']}, {heads}{batch}, {row['dtype']}{mask}{band}{one}"
+
+
+def _speed(records: Sequence[Record], colours: Colours) -> Iterator[Any]:
+    found = _timed(records)
+    if found:
+        groups: dict[str, list[Figure]] = {}
+        for group in dict.fromkeys(_group(row) for _, row in found):
+            mine = [(record, row) for record, row in found if _group(row) == group]
+            names = dict.fromkeys(_named(record, row["candidate"], records) for record, row in mine)
+            figures = []
+            for key, label, note in (
+                ("tflops", "TFLOP/s", "allowed pairs only, at the median"),
+                ("gbps", "GB/s", "q, k, v read and out written once, at the median"),
+            ):
+                series = [
+                    _series(
+                        name,
+                        colours,
+                        [
+                            (row["shape"]["N"], row[key])
+                            for record, row in mine
+                            if _named(record, row["candidate"], records) == name
+                        ],
+                    )
+                    for name in names
+                ]
+                figures.append(
+                    _figure(f"{label} against N", note, LENGTH, {"label": label, "zero": True}, series)
+                )
+            groups[group] = figures
+        yield (
+            "Speed",
+            "speed",
+            "Arithmetic and effective bandwidth by length; choose the cases.",
+            groups,
+            _speed_table(records),
+        )
+        yield _roofline(records, found, colours)
+        yield _samples(records, found, colours)
+    else:
+        yield (
+            "Speed",
+            "speed",
+            "No candidate has a time: none has a green verdict.",
+            {},
+            _speed_table(records),
+        )
+
+
+def _speed_table(records: Sequence[Record]) -> str:
+    rows: list[list[Any]] = []
+    last = ""
+    for record in records:
+        for row in record["results"]:
+            case, last = "" if row["case"] == last else row["case"], row["case"]
+            if "summary" not in row:
+                rows.append(
+                    [
+                        case,
+                        _named(record, row["candidate"], records),
+                        row["status"],
+                        "-",
+                        "-",
+                        "-",
+                        "-",
+                        row["reason"],
+                    ]
+                )
+                continue
+            ratio, summary = row["ratio"], row["summary"]
+            speed = "-" if ratio is None else f"{ratio[0]:.2f} [{ratio[1]:.2f}, {ratio[2]:.2f}]"
+            rows.append(
+                [
+                    case,
+                    _named(record, row["candidate"], records),
+                    row["status"],
+                    f"{summary['median'] * 1e3:.4g}",
+                    f"{summary['p95'] * 1e3:.4g}",
+                    f"{row['tflops']:.3g}",
+                    speed,
+                    row["roof"]["sentence"],
+                ]
+            )
+    columns = (
+        "case",
+        "candidate",
+        "verdict",
+        "median ms",
+        "p95 ms",
+        "TFLOP/s",
+        "speed, 99%",
+        "what limits it, or why there is no time",
+    )
+    return table(
+        columns, rows, "Speed: time of the first candidate over this one's, medians of paired ratios."
+    )
+
+
+def _roofline(records: Sequence[Record], found: Any, colours: Colours) -> Any:
+    series: list[dict[str, Any]] = []
+    for name in dict.fromkeys(_named(record, row["candidate"], records) for record, row in found):
+        points = [
+            (row["roof"]["intensity"], row["tflops"])
+            for record, row in found
+            if _named(record, row["candidate"], records) == name
+        ]
+        series.append(_series(name, colours, points, line=False))
+    for record in records:
+        roofs = record["protocol"]["roofs"]
+        for dtype, rate in roofs["products"].items():
+            corner = rate / roofs["copy"]
+            ends = ((corner / 64, rate / 64 / 1e12), (corner, rate / 1e12), (corner * 64, rate / 1e12))
+            series.append(
+                _series(_named(record, f"roof {dtype}", records), Colours(), ends, dots=False, roof=True)
+            )
+    figure = _figure(
+        "Roofline",
+        "dashed: this machine's own copy and matrix-product probes; points above memory's slope come out of a cache",
+        {"label": "FLOP per byte of q, k, v, out", "log": True},
+        {"label": "TFLOP/s", "log": True},
+        series,
+    )
+    rows = [
+        (
+            _named(record, "", records).strip(", ") or machine(record),
+            f"{record['protocol']['roofs']['copy'] / 1e9:.3g}",
+            ", ".join(
+                f"{dtype} {rate / 1e12:.3g}"
+                for dtype, rate in record["protocol"]["roofs"]["products"].items()
+            ),
+            f"{record['protocol']['roofs']['exponentials'] / 1e9:.3g}",
+        )
+        for record in records
+    ]
+    roofs = table(
+        ("machine", "copy GB/s", "products TFLOP/s", "10^9 exp/s"),
+        rows,
+        "Roofs, the best of a few runs each.",
+    )
+    return (
+        "Roofline",
+        "roofline",
+        "Where each case stands under the roofs that this machine's probes reach.",
+        {"": [figure]},
+        roofs,
+    )
+
+
+def _samples(records: Sequence[Record], found: Any, colours: Colours) -> Any:
+    groups: dict[str, list[Figure]] = {}
+    for case in dict.fromkeys(row["case"] for _, row in found):
+        series: list[dict[str, Any]] = []
+        for record, row in found:
+            if row["case"] != case:
+                continue
+            ordered = sorted(row["samples"])
+            points = [(second * 1e3, (at + 1) / len(ordered)) for at, second in enumerate(ordered)]
+            series.append(_series(_named(record, row["candidate"], records), colours, points, dots=False))
+        groups[case] = [
+            _figure(
+                "Share of calls that were done within a time",
+                case,
+                {"label": "ms", "log": True},
+                {"label": "share of calls", "zero": True},
+                series,
+            )
+        ]
+    return (
+        "Samples",
+        "samples",
+        "Every sample of a case; a long tail is the machine's, a second step often a second clock.",
+        groups,
+        "",
+    )
+
+
+def _memory(records: Sequence[Record], colours: Colours) -> Any:
+    groups: dict[str, list[Figure]] = {}
+    rows: list[list[Any]] = []
+    for record in records:
+        for row in record["results"]:
+            name = _named(record, row["candidate"], records)
+            exponent = row["exponent"]
+            if row["n"]:
+                points = [
+                    (n, size / 2**20) for n, size in zip(row["n"], row["bytes"], strict=True) if size > 0
+                ]
+                figure = groups.setdefault(
+                    row["case"],
+                    [
+                        _figure(
+                            "Peak memory against N",
+                            "over the inputs, forward and backward",
+                            LENGTH,
+                            {"label": "MiB", "log": True},
+                            [],
+                        )
+                    ],
+                )[0]
+                figure["series"].append(_series(name, colours, points))
+            shown = "-" if exponent is None else "{value:.2f} [{low:.2f}, {high:.2f}]".format(**exponent)
+            longest = f"{row['bytes'][-1] / 2**20:.1f} at N={row['n'][-1]}" if row["n"] else "-"
+            rows.append([row["case"], name, row["status"], shown, longest, row["reason"]])
+    columns = ("case", "candidate", "verdict", "exponent of N, 95%", "MiB at the longest", "")
+    return "Memory", "memory", "1 is linear, 2 quadratic.", groups, table(columns, rows)
+
+
+def _drift(records: Sequence[Record], colours: Colours) -> Any:
+    groups: dict[str, list[Figure]] = {}
+    rows: list[list[Any]] = []
+    for record in records:
+        for row in record["results"]:
+            name = _named(record, row["candidate"], records)
+            figures = groups.setdefault(
+                row["dtype"],
+                [
+                    _figure(
+                        "Error over its model (z) against N",
+                        "1 is what rounding alone explains",
+                        LENGTH,
+                        {"label": "z", "log": True},
+                        [],
+                    ),
+                    _figure(
+                        "RMS error against N",
+                        "outputs shrink with the number of keys, and so do their errors",
+                        LENGTH,
+                        {"label": "RMS", "log": True},
+                        [],
+                    ),
+                ],
+            )
+            for figure, key in zip(figures, ("z_rms", "rms"), strict=True):
+                points = [(point["n"], point[key]) for point in row["points"]]
+                figure["series"].append(_series(name, colours, points, dashed=row["status"] == "FINDING"))
+            if row["dtype"] in ("float16", "bfloat16"):
+                figures[0]["limits"] = [{"y": record["protocol"]["band"], "label": "limit of verify"}]
+            slope = (
+                "-"
+                if row["slope"] is None
+                else "{value:+.3f} [{low:+.3f}, {high:+.3f}]".format(**row["slope"])
+            )
+            rows.append([row["dtype"], name, row["status"], slope, row["reason"]])
+    rows_html = table(("dtype", "candidate", "verdict", "slope of z, 95%", ""), rows)
+    return (
+        "Drift",
+        "drift",
+        "A correct kernel is flat at every length; one that accumulates in a half type rises.",
+        groups,
+        rows_html,
+    )
+
+
+def _train(records: Sequence[Record], colours: Colours) -> Any:
+    groups: dict[str, list[Figure]] = {}
+    rows: list[list[Any]] = []
+    for record in records:
+        for row in record["results"]:
+            name = _named(record, row["candidate"], records)
+            label = name if not row["seed"] else f"{name}, other seeds"
+            figure = groups.setdefault(
+                row["case"],
+                [
+                    _figure(
+                        "Loss against step",
+                        "one seed for all attentions; other seeds dashed",
+                        {"label": "step"},
+                        {"label": "loss"},
+                        [],
+                    )
+                ],
+            )[0]
+            points = [(step + 1, loss) for step, loss in enumerate(row["losses"])]
+            known = {series["name"] for series in figure["series"]}
+            series = _series(label, colours, points, dots=False, dashed=bool(row["seed"]))
+            figure["series"].append(series | ({"name": f"{label} ({row['seed']})"} if label in known else {}))
+            apart = "-" if "spread" not in row else f"{row['difference']:.4f}, seeds {row['spread']:.4f}"
+            speed, peak = f"{row['tokens_per_second']:.0f}", f"{row['peak_bytes'] / 2**20:.0f}"
+            rows.append(
+                [
+                    row["case"],
+                    name,
+                    row["seed"],
+                    row["status"],
+                    f"{row['final_loss']:.4f}",
+                    apart,
+                    speed,
+                    peak,
+                ]
+            )
+    columns = ("model", "attention", "seed", "verdict", "final loss", "difference", "tokens/s", "peak MiB")
+    return (
+        "Training",
+        "train",
+        "Curves of one seed must lie closer together than seeds do.",
+        groups,
+        table(columns, rows),
+    )
