@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Builds the native kernels with the address and undefined-behaviour sanitizers and runs their tests under them, with
-# every SIMD target this machine has. Usage: tools/sanitize_native.sh [pytest arguments]; PYTHON picks the interpreter.
+# every SIMD target this machine has. Usage: tools/sanitize_native.sh [pytest arguments]; PYTHON picks the interpreter,
+# TARGETS the SIMD targets to build ("baseline;avx2"; all of the architecture if empty).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 PYTHON=${PYTHON:-python3}
@@ -8,7 +9,7 @@ tree=$(mktemp -d)
 trap 'rm -rf "$tree"' EXIT
 
 cmake -S . -B "$tree/build" -DPython_EXECUTABLE="$(command -v "$PYTHON")" -DATTNPROOF_SANITIZE=ON \
-  -DCMAKE_BUILD_TYPE=Debug >/dev/null
+  -DATTNPROOF_TARGETS="${TARGETS:-}" -DCMAKE_BUILD_TYPE=Debug >/dev/null
 cmake --build "$tree/build" --parallel
 # a copy of the package with the instrumented extension: the checkout keeps its own
 cp -r src/attnproof "$tree/attnproof"
