@@ -30,7 +30,7 @@ verify: $(VENV)/.ready-run ## environment, install, the named cases and the real
 	$(BIN)/attnproof verify --quick
 	$(BIN)/attnproof verify --real
 
-test: lint docs unit ## environment, install, linters, documentation, all tests
+test: lint types docs coverage ## environment, install, linters, types, documentation, all tests and the bar of 95% of lines
 
 lint: $(VENV)/.ready-test ## ruff, codespell
 	$(BIN)/ruff check .
