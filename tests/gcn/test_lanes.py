@@ -130,6 +130,22 @@ def test_fp16_sdwa_takes_the_upper_half_and_its_sign(execute: Any) -> None:
     assert [0xC0000000] * 64 == execute(text, {1: 0x40003C00}).vector(0)
 
 
+def test_a_carry_instruction_selects_and_moves_its_own_first_source(execute: Any) -> None:
+    """Its second operand is the carry mask, so sources are counted from the third."""
+    rng = random.Random(1)
+    a, b = [rng.getrandbits(32) for _ in LANES], [rng.getrandbits(32) for _ in LANES]
+    tail = "dst_sel:DWORD dst_unused:UNUSED_PAD src0_sel:DWORD src1_sel:BYTE_1"
+    state = execute(f"v_add_co_u32_sdwa v0, vcc, v1, v2 {tail}", {1: a, 2: b})
+    sums = [x + (y >> 8 & 255) for x, y in zip(a, b, strict=True)]
+    assert [total & M32 for total in sums] == state.vector(0)
+    assert sum((total >> 32) << lane for lane, total in enumerate(sums)) == state.vcc
+    dpp = "quad_perm:[1,0,3,2] row_mask:0xf bank_mask:0xf bound_ctrl:1"
+    state = execute(f"v_addc_co_u32_dpp v0, vcc, v1, v2, vcc {dpp}", {1: a, 2: b}, vcc=1)
+    sums = [a[lane ^ 1] + b[lane] + (lane == 0) for lane in LANES]
+    assert [total & M32 for total in sums] == state.vector(0)
+    assert sum((total >> 32) << lane for lane, total in enumerate(sums)) == state.vcc
+
+
 def test_readlane_writelane_and_readfirstlane(execute: Any) -> None:
     state = execute("v_readlane_b32 s2, v1, s3", {1: VALUES}, {3: 64 + 9}, exec_mask=1)
     assert VALUES[9] == state.scalar(2)

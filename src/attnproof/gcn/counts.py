@@ -10,6 +10,7 @@ Which of these hold on gfx906 silicon is not verified here.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,7 +34,11 @@ def class_of(made: Instruction) -> str:
     >>> class_of(decode_line("    v_exp_f32_e32 v1, v2    // 000000001000: 00000000"))
     'quarter'
     """
-    name = made.name
+    return _class_of_name(made.name)
+
+
+@functools.cache
+def _class_of_name(name: str) -> str:
     if name.startswith("v_"):
         if "dot" in name:
             return "dot2"

@@ -148,32 +148,35 @@ def _branch_target(name: str, operands: tuple[Operand, ...], address: int) -> in
     return address + 4 + 4 * (offset - 0x10000 if offset >> 15 else offset)
 
 
+@functools.lru_cache(maxsize=1 << 16)
+def _form(mnemonic: str, rest: str) -> tuple[str, str, tuple[Operand, ...], dict[str, str], str]:
+    """Name, encoding, operands, modifiers and text: what does not depend on the address, taken apart once."""
+    suffix = _SUFFIX.search(mnemonic)
+    name = mnemonic[: suffix.start()] if suffix else mnemonic
+    text = f"{mnemonic} {rest}".strip()
+    if name in ("s_waitcnt", "s_setreg_b32", "s_setreg_imm32_b32", "s_getreg_b32", "s_sendmsg"):
+        return name, "", (), {"raw": rest}, text
+    pieces = _split(rest, ",")
+    tail = _split(pieces[-1], " ") if pieces else []
+    modifiers: dict[str, str] = {}
+    while len(tail) > 1 and (found := _MODIFIER.match(tail[-1])) and operand(tail[-1]).kind == "word":
+        modifiers[found[1]] = found[2] or "1"
+        tail.pop()
+    if len(tail) > 1:
+        raise ShapeError(expected("text", "operands, then modifiers", repr(text)))
+    operands = tuple(operand(piece) for piece in pieces[:-1] + tail[:1])
+    return name, suffix[1] if suffix else "", operands, modifiers, text
+
+
 def decode_line(line: str) -> Instruction | None:
     """One line of disassembly, or None for a label, a blank or a header."""
     match = _LINE.match(line)
     if match is None:
         return None
-    mnemonic, rest, address = match[1], match[2], int(match[3], 16)
-    suffix = _SUFFIX.search(mnemonic)
-    name = mnemonic[: suffix.start()] if suffix else mnemonic
-    text = f"{mnemonic} {rest}".strip()
-    if name in ("s_waitcnt", "s_setreg_b32", "s_setreg_imm32_b32", "s_getreg_b32", "s_sendmsg"):
-        return Instruction(address, mnemonic, name, "", (), {"raw": rest}, text)
-    pieces = _split(rest, ",")
-    tail = _split(pieces[-1], " ") if pieces else []
-    modifiers: dict[str, str] = {}
-    while (
-        tail and (found := _MODIFIER.match(tail[-1])) and (len(tail) > 1) and operand(tail[-1]).kind == "word"
-    ):
-        modifiers[found[1]] = found[2] or "1"
-        tail.pop()
-    operands = tuple(operand(piece) for piece in pieces[:-1] + tail[:1])
-    if len(tail) > 1:
-        raise ShapeError(expected("text", "operands, then modifiers", repr(line.strip())))
+    address = int(match[3], 16)
+    name, encoding, operands, modifiers, text = _form(match[1], match[2])
     target = _branch_target(name, operands, address)
-    return Instruction(
-        address, mnemonic, name, suffix[1] if suffix else "", operands, modifiers, text, target
-    )
+    return Instruction(address, match[1], name, encoding, operands, modifiers, text, target)
 
 
 def decode(text: str) -> tuple[Instruction, ...]:

@@ -164,11 +164,18 @@ def _sine(a: Any) -> Any:
     return np.sin(2 * np.pi * a)
 
 
+def _encoded_exponent(a: Any) -> Any:
+    return (a.view(np.uint32) >> np.uint32(23) & np.uint32(255)).astype(np.int32)
+
+
 def _divide_fixup(a: Any, b: Any, c: Any) -> Any:
     """V_DIV_FIXUP: special cases of a quotient, S0 quotient, S1 denominator, S2 numerator."""
     sign = np.where(np.signbit(b) != np.signbit(c), np.float32(-1), np.float32(1))
     # a quotient that left the range on the way has become a NaN: it overflows
     result = np.where(np.isnan(a), np.float32(np.inf), np.abs(a)) * sign
+    # exponents as fp32 encodes them, 0 for denormals; fp16 has no such gap
+    gap = _encoded_exponent(c) - _encoded_exponent(b)
+    result = np.where(gap < -150, np.float32(0) * sign, result)
     infinite = np.isinf(c) | (b == 0)
     result = np.where(infinite, np.float32(np.inf) * sign, result)
     result = np.where(np.isinf(b) | ((c == 0) & (b != 0)), np.float32(0) * sign, result)

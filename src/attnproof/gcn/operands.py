@@ -123,11 +123,12 @@ def source(made: Instruction, index: int, kind: str, flushing: bool = False) -> 
             return _double(operand, wide)
         return wide if kind == "q" else lambda group: wide(group).view(np.int64)
     read = raw32(operand, kind)
-    if made.encoding == "dpp" and index == 1:
+    # carry instructions write a lane mask too, as their second operand
+    number = index - (2 if "_co_" in made.name else 1)
+    if made.encoding == "dpp" and number == 0:
         read = dpp_source(made, read)
     if made.encoding == "sdwa":
-        first = 1 if made.operands[0].kind in "vs" else 0
-        read = _selected(read, made.modifiers.get(f"src{index - first}_sel", "DWORD"), operand.sext)
+        read = _selected(read, made.modifiers.get(f"src{number}_sel", "DWORD"), operand.sext)
     elif kind in "hwx" and "op_sel" in made.modifiers and made.bits("op_sel", 4, 0)[index - 1]:
         low = read
         read = lambda group: low(group) >> np.uint32(16)  # noqa: E731

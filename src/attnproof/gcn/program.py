@@ -76,8 +76,23 @@ _CONDITIONS: dict[str, Any] = {
 }
 
 
+# steps by text and mode: kernels repeat themselves and each other
+_BUILT: dict[tuple[str, bool], Step] = {}
+_BUILT_LIMIT = 1 << 16
+
+
 def build_step(made: Instruction, kernel: KernelInfo) -> Step:
     """The step of one instruction; an unknown one gives a step that raises when it is reached."""
+    key = (made.text, kernel.flushes_f32)
+    found = _BUILT.get(key)
+    if found is None:
+        if len(_BUILT) >= _BUILT_LIMIT:
+            _BUILT.clear()
+        found = _BUILT[key] = _build_step(made, kernel)
+    return found
+
+
+def _build_step(made: Instruction, kernel: KernelInfo) -> Step:
     if made.name in _IDLE:
         return _nothing
     foreign = set(made.modifiers) - _MODIFIERS
@@ -166,6 +181,16 @@ def prepare(code: CodeObject, name: str) -> Program:
     return code.programs[name]
 
 
+def _later(steps: list[Step], at: int, made: Instruction, kernel: KernelInfo) -> Step:
+    """A step that is built when a wave first reaches it: much of a kernel is not."""
+
+    def first(group: Group) -> None:
+        steps[at] = build_step(made, kernel)
+        steps[at](group)
+
+    return first
+
+
 def _prepare(code: CodeObject, name: str) -> Program:
     if name not in code.kernels:
         raise ShapeError(expected("kernel", f"one of {sorted(code.kernels)}", repr(name)))
@@ -191,7 +216,7 @@ def _prepare(code: CodeObject, name: str) -> Program:
             kinds.append(BRANCH)
         else:
             kinds.append(PLAIN)
-        steps.append(build_step(made, kernel) if kinds[-1] == PLAIN else _nothing)
+        steps.append(_later(steps, len(steps), made, kernel) if kinds[-1] == PLAIN else _nothing)
     targets = [number[made.target] if made.target is not None else -1 for made in instructions]
     conditions = [_CONDITIONS.get(made.name) for made in instructions]
     return Program(kernel, instructions, steps, kinds, targets, conditions, Scoreboard(instructions))

@@ -54,6 +54,21 @@ def registers_of(operand: Operand) -> frozenset[int]:
     return frozenset(range(base, base + operand.count))
 
 
+# by text: kernels repeat themselves and each other
+_TOUCHED: dict[str, frozenset[int]] = {}
+
+
+def touched_by(made: Instruction) -> frozenset[int]:
+    """Numbers of all registers an instruction names."""
+    found = _TOUCHED.get(made.text)
+    if found is None:
+        if len(_TOUCHED) >= 1 << 16:
+            _TOUCHED.clear()
+        registers = (number for operand in made.operands for number in registers_of(operand))
+        found = _TOUCHED[made.text] = frozenset(registers)
+    return found
+
+
 def name_of(number: int) -> str:
     """v12, s3."""
     return f"v{number}" if number < _SCALAR else f"s{number - _SCALAR}"
@@ -80,10 +95,7 @@ class Scoreboard:
     def __init__(self, instructions: tuple[Instruction, ...]) -> None:
         self.instructions = instructions
         self.flights = [flight_of(made) for made in instructions]
-        self.touched = [
-            frozenset(number for operand in made.operands for number in registers_of(operand))
-            for made in instructions
-        ]
+        self.touched = [touched_by(made) for made in instructions]
         # instructions that change the state, or end it
         self.tracks = [
             flight is not None or made.name in ("s_waitcnt", "s_barrier")
