@@ -9,6 +9,7 @@ compiler are kept unless ``--all`` is given.
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import subprocess
@@ -103,7 +104,8 @@ def shipped() -> dict[str, Problem]:
     return made
 
 
-def rows() -> list[Row]:
+@functools.cache
+def rows() -> tuple[Row, ...]:
     """Everything that is compiled, each kernel and architecture once."""
     wanted = [(call, p, arch) for call, p in everywhere().items() for arch in ARCHITECTURES]
     wanted += [(call, p, "gfx906") for call, p in shipped().items()]
@@ -111,7 +113,7 @@ def rows() -> list[Row]:
     for call, problem, architecture in wanted:
         for step in planned.steps(problem):
             found.setdefault((step.variant, architecture), Row(call, step, architecture))
-    return list(found.values())
+    return tuple(found.values())
 
 
 def digest(row: Row) -> str:

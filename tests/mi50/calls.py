@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +20,7 @@ import attnproof
 from attnproof.backends import dot2
 from attnproof.problem import Problem
 
-from .interpreter import Interpreter
+from .interpreter import Ahead, Interpreter
 
 TARGET = Target("dot2", "torch")
 
@@ -39,18 +40,31 @@ def named(name: str) -> Case:
     return next(case for case in CASES if case.name == name)
 
 
+def run(call: Call, *, gradients: bool = True) -> tuple[Any, tuple[str, ...]]:
+    """The results of a call, and which gradients are among them."""
+    if not (gradients and call.case.differentiable):
+        return call.forward(), ()
+    needs = tuple(name for name in GRADIENTS if name in call.arrays)
+    return call.gradients(needs), needs
+
+
+def compile_all(cases: Iterable[Case], ahead: Ahead | None = None, *, gradients: bool = True) -> None:
+    """Start to compile what these cases will run."""
+    with dot2.running_on(ahead or Ahead()):
+        for case in cases:
+            run(Call(TARGET, case), gradients=gradients)
+
+
 def judge(case: Case, interpreter: Interpreter, *, gradients: bool = True) -> Any:
     """Run a case once, forward and (if it has them) every gradient, and hold all of it against float64."""
     call, right = Call(TARGET, case), expected(case, half_operands=True)
     with dot2.running_on(interpreter):
-        needs = tuple(name for name in GRADIENTS if name in call.arrays)
-        wanted = gradients and case.differentiable
-        result = call.gradients(needs) if wanted else call.forward()
+        result, needs = run(call, gradients=gradients)
     check_frame(case, TARGET, result)
     for name, got in result.named(case).items():
         if got is not None:
             assert_close(got, right[name], name)
-    for name in needs if wanted else ():
+    for name in needs:
         _check_gradient(call, name, result.grads[name], right[name])
     return result
 
@@ -65,11 +79,11 @@ def plain(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> tuple[np.ndarray, np.n
 
 
 def distances(
-    q: np.ndarray, k: np.ndarray, v: np.ndarray, run: Interpreter | None = None
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, on: Interpreter | None = None
 ) -> tuple[float, float]:
     """Largest |out - float64| and |lse - float64| of fp16 arrays [n, d]."""
     tensors = [torch.from_numpy(x.astype(np.float16))[None, None] for x in (q, k, v)]
-    with dot2.running_on(run or Interpreter()):
+    with dot2.running_on(on or Interpreter()):
         out, lse = attnproof.attention_with_lse(*tensors, backend="dot2")
     right, right_lse = plain(*(x[0, 0].double().numpy() for x in tensors))
     return (

@@ -10,6 +10,7 @@ import functools
 import os
 import tempfile
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,8 @@ from attnproof.backends.dot2 import arguments, loader, prebuilt, source
 from attnproof.backends.dot2.variants import Step, Variant
 
 WRITTEN = frozenset({"out", "lse", "parts", "delta", "dq", "dk", "dv", "dbias"})
-Text = Callable[[str], str]
+_POOL = ThreadPoolExecutor(2)
+_COMPILING: dict[str, Future[bytes]] = {}
 
 
 @functools.cache
@@ -34,12 +36,26 @@ def _kept() -> Path:
     return folder
 
 
-def compiled(variant: Variant, text: str) -> bytes:
-    """The gfx906 code object of a text with a variant's flags."""
+def _compile(variant: Variant, text: str) -> bytes:
     path = _kept() / f"{source.digest(text, *variant.flags)}.co"
     if not path.exists():
-        path.write_bytes(prebuilt.clang(variant, text=text))
+        made = path.with_suffix(f".{os.getpid()}")
+        made.write_bytes(prebuilt.clang(variant, text=text))
+        made.replace(path)
     return path.read_bytes()
+
+
+def compile_ahead(variant: Variant, text: str) -> Future[bytes]:
+    """Start to compile, unless that has been done: the second core works while the first interprets."""
+    key = source.digest(text, *variant.flags)
+    if key not in _COMPILING:
+        _COMPILING[key] = _POOL.submit(_compile, variant, text)
+    return _COMPILING[key]
+
+
+def compiled(variant: Variant, text: str) -> bytes:
+    """The gfx906 code object of a text with a variant's flags."""
+    return compile_ahead(variant, text).result()
 
 
 @functools.cache
@@ -102,3 +118,14 @@ class Interpreter:
                 kernarg=arguments.pack(values), memory=memory, order=self.order, counts=self.counting,
             )  # fmt: skip
             self.counts.append((step, made))
+
+
+@dataclass
+class Ahead:
+    """Takes steps, and only has them compiled, after the same edit."""
+
+    units: int = 2
+    edit: Callable[[str, str], str] = lambda kernel, text: text
+
+    def __call__(self, step: Step) -> None:
+        compile_ahead(step.variant, self.edit(step.variant.kernel, source.text(step.variant.kernel)))

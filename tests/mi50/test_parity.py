@@ -10,10 +10,16 @@ from tests.parity.problems import Case
 import attnproof
 from attnproof.backends import dot2
 
-from .calls import DECODE, PARITY, distances, judge, plain, suite
+from .calls import DECODE, PARITY, compile_all, distances, judge, plain, suite
 from .interpreter import Interpreter
 
 __all__ = ["suite"]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def compiled_ahead() -> None:
+    """What the cases need is compiled while they run."""
+    compile_all((*PARITY, *DECODE))
 
 
 @pytest.mark.usefixtures("suite")

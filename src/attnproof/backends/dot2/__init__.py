@@ -10,7 +10,7 @@ No AMD GPU was at hand when this was written: docs/07_mi50.md says what is prove
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Generator
 from importlib.util import find_spec
 from typing import Any
 
@@ -58,7 +58,7 @@ def _unfit(problem: Problem) -> str | None:
 
 
 @contextlib.contextmanager
-def running_on(runner: Any) -> Iterator[None]:
+def running_on(runner: Any) -> Generator[None, None, None]:
     """Within it, steps go to ``runner`` (an interpreter, say) instead of to a GPU, and tensors may be on cpu."""
     global _elsewhere
     before, _elsewhere = _elsewhere, runner
@@ -89,7 +89,7 @@ def backward(
 
 
 @contextlib.contextmanager
-def _on(x: Any) -> Iterator[tuple[Any, int]]:
+def _on(x: Any) -> Generator[tuple[Any, int], None, None]:
     """What runs steps for the device of x, and how many compute units it has."""
     if _elsewhere is not None:
         yield _elsewhere, getattr(_elsewhere, "units", 1)
