@@ -141,7 +141,7 @@ def gate(
 def trials(
     count: Annotated[int, typer.Option("--trials", min=1, help="Of each kind.")] = 200,
     share: Annotated[float, typer.Option("--planted", min=0.0, help="Planted slowdown.")] = 0.03,
-    case: CaseOption = "forward B1 H2 N128 D64 float32 causal",
+    case: CaseOption = "forward B1 H1 N128 D64 float32",
     candidate: Annotated[str, typer.Option("--candidate", "-c", help="What is called.")] = "sdpa:flash",
     seconds: SecondsOption = 4.0,
     threads: Annotated[int, typer.Option(min=1, help="Threads of each call.")] = 1,

@@ -26,6 +26,7 @@ from attnproof.cli._measuring import (
     targets,
     write,
 )
+from attnproof.dtypes import NAMES
 
 
 class Preset(str, Enum):
@@ -150,6 +151,9 @@ def drift(
     """Does the error grow with length? z and RMS against the number of keys, a half-precision accumulator beside them."""
     from attnproof.cli import _growth
 
+    for kind in dtype or ():
+        if kind not in NAMES:
+            raise ValueError(f"--dtype: expected some of {', '.join(NAMES)}, got {kind}")
     where = device_of(device)
     stop = longest or (2**20 if where == "cuda" else 2**16)
     plan = _growth.DriftPlan(
