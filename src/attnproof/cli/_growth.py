@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 FLAT, LINEAR = 0.1, 1.1  # bars: slope of z over N, exponent of the memory of a fused kernel
 MUTANT = "half accumulator"
+CHECKPOINTED = "eager, checkpointed"
 MIB = 2**20
 
 
@@ -274,15 +275,16 @@ def _one_run(plan: TrainPlan, name: str, seed: int, tick: Any) -> dict[str, Any]
 
     run = training.train(
         plan.model,
-        name,
+        "eager" if name == CHECKPOINTED else name,
         plan.size,
+        recompute=name == CHECKPOINTED,
         steps=plan.steps,
         seed=seed,
         device=plan.device,
         dtype=getattr(torch, plan.dtype),
         tick=lambda at, loss: tick(f"{name} seed {seed}: loss {loss:.3f}"),
     )
-    return run.as_dict()
+    return run.as_dict() | {"attention": name}
 
 
 def _train_row(training: Any, plan: TrainPlan, run: Any, first: Any, others: Sequence[Any]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ Exit codes beyond the common ones: 77 when no candidate serves any case.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
@@ -208,6 +209,11 @@ def train(
         int, typer.Option(min=2, help="Seeds of the first attention: the spread to stay within.")
     ] = 3,
     dtype: Annotated[str, typer.Option(help="float32, or bfloat16 by autocast.")] = "",
+    length: Annotated[int | None, typer.Option("--length", min=8, help="Tokens of a sequence.")] = None,
+    checkpointed: Annotated[
+        bool,
+        typer.Option("--checkpointed", help="Also eager with its blocks computed again in the backward."),
+    ] = False,
     device: DeviceOption = None,
     html: HtmlOption = None,
     json_path: JsonOption = None,
@@ -223,8 +229,11 @@ def train(
     if kind not in ("float32", "bfloat16"):
         raise ValueError(f"--dtype: expected float32 or bfloat16, got {kind}")
     names = tuple(dict.fromkeys(one.value for one in attention or Attention))
-    length = steps or (300 if where == "cuda" else 60)
-    plan = _growth.TrainPlan(model.value, names, sizes[model.value], length, seeds, kind, where)
+    names += (_growth.CHECKPOINTED,) if checkpointed else ()
+    count = steps or (300 if where == "cuda" else 60)
+    shape = sizes[model.value]
+    shape = shape if length is None else replace(shape, length=length)
+    plan = _growth.TrainPlan(model.value, names, shape, count, seeds, kind, where)
     record_path, page, partial = targets("train", json_path, html)
     with kept(partial, {"command": "train", "plan": str(plan)}, where) as journal:
         record, holds = _growth.train(plan, journal)

@@ -2,8 +2,9 @@
 
 One *group* runs the candidates in a random order and then in reverse (A B B A for two): a drift that is linear over a
 group cancels in the paired ratio, and whatever a place in the group does to a call (the first one is slow, one that
-follows itself is fast) falls on every candidate alike, so that identical code has a median ratio of 1. Each call gets its inputs from a small pool, so that pointers move and no candidate can
-answer from a cache; outputs of timed calls are handed to a check.
+follows itself is fast) falls on every candidate alike, so that identical code has a median ratio of 1. Each call gets
+its inputs from a small pool, so that pointers move and no candidate can answer from a cache; outputs of timed calls are
+handed to a check.
 
 Defaults are the documents' protocol: 10 warm-up calls and 50 timed ones, median and 95th percentile.
 """
