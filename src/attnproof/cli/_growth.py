@@ -182,10 +182,11 @@ def memory(plan: MemoryPlan, journal: Journal) -> tuple[dict[str, Any], bool]:
 
 def _memory_row(found: dict[str, Any], plan: MemoryPlan) -> dict[str, Any]:
     exponent, own = found["exponent"], ":" not in found["name"] and found["name"] not in ("eager", "flex")
-    wrong = own and exponent is not None and exponent["value"] > LINEAR
-    reason = f"grows like N^{exponent['value']:.2f}, the bar is {LINEAR}" if wrong else found["reason"]
+    value = 0.0 if exponent is None else exponent["value"]
+    wrong = own and value > LINEAR
+    reason = f"grows like N^{value:.2f}, the bar is {LINEAR}" if wrong else found["reason"]
     status = "FAIL" if wrong else "PASS" if exponent is not None else "SKIP"
-    hard = {} if exponent is None else {"exponent": exponent["value"]}
+    hard = {} if exponent is None else {"exponent": value}
     return {
         "case": f"memory H{plan.heads} D{plan.d} {plan.dtype}",
         "candidate": found["name"],

@@ -5,6 +5,7 @@ Exit codes beyond the common ones: 77 when no candidate serves any case.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from enum import Enum
 from pathlib import Path
@@ -41,13 +42,14 @@ class Preset(str, Enum):
 
 def register(app: typer.Typer) -> None:
     """Add the commands of this module."""
-    for name, command in (
-        ("measure", measure),
-        ("drift", drift),
-        ("train", train),
-        ("why-slow", why_slow),
-        ("report", report),
-    ):
+    commands: dict[str, Callable[..., bool | None]] = {
+        "measure": measure,
+        "drift": drift,
+        "train": train,
+        "why-slow": why_slow,
+        "report": report,
+    }
+    for name, command in commands.items():
         app.command(name, rich_help_panel="Measure")(guarded(command))
     _gates.register(app)
 

@@ -136,7 +136,8 @@ def decide(log_ratio: Interval, delta: float) -> Verdict:
 def together(found: Sequence[Comparison]) -> Verdict:
     """One verdict of several processes: a difference that most of them see and none contradicts, else no verdict."""
     verdicts = [one.verdict for one in found]
-    for verdict, opposite in (("REGRESSED", "IMPROVED"), ("IMPROVED", "REGRESSED")):
+    pairs: tuple[tuple[Verdict, Verdict], ...] = (("REGRESSED", "IMPROVED"), ("IMPROVED", "REGRESSED"))
+    for verdict, opposite in pairs:
         if 2 * verdicts.count(verdict) > len(verdicts) and opposite not in verdicts:
             return verdict
     return (
