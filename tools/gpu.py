@@ -1,6 +1,6 @@
 """Everything that needs a GPU, in order: right first, then safe, then fast. ``make gpu`` calls this.
 
-Usage: gpu.py [parity] [cases] [sanitizer] [measure]     (all of them without arguments)
+Usage: gpu.py [parity] [cases] [sanitizer] [measure] [bars]     (all of them without arguments)
 
 Records go to results/<device>/; a stage that fails stops the run, so no time is written for a wrong kernel.
 """
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from gpu_record import ROOT, folder, write
 
-STAGES = ("parity", "cases", "sanitizer", "measure")
+STAGES = ("parity", "cases", "sanitizer", "measure", "bars")
 MEMCHECKED = "test_forward_and_backward_tiles or test_nothing_is_stored or test_cumulative or test_empty_splits or odd_element"
 
 
@@ -63,6 +63,40 @@ def measure() -> int:
 
     into = ROOT / "results" / folder(torch.cuda.get_device_name())
     return run(sys.executable, "tools/gpu_measure.py", str(into))
+
+
+# what `attnproof` itself measures on a GPU: sweeps, memory, drift to a million keys, the documents' training table
+# (12 layers, batch 4, N = 4096), and curves over 300 steps
+TRAIN = ("train", "--model", "gpt2-small", "--size", "full", "--dtype", "bfloat16")
+BARS = {
+    "measure-figure": ("measure", "--preset", "figure"),
+    "measure-decode": ("measure", "--preset", "decode"),
+    "measure-memory": ("memory", "--limit", "100"),
+    "measure-drift": ("drift",),
+    "measure-table": (*TRAIN, "--length", "4096", "--checkpointed", "--steps", "4", "--seeds", "2"),
+    "measure-train": (*TRAIN, "--steps", "300"),
+}
+
+
+def bars() -> int:
+    """Every bar of the measuring chain; each command judges its own and leaves a record."""
+    import torch
+
+    into = ROOT / "results" / folder(torch.cuda.get_device_name())
+    codes = [
+        run(
+            sys.executable,
+            "-m",
+            "attnproof.cli",
+            *command,
+            "--device",
+            "cuda",
+            "--json",
+            str(into / f"{name}.json"),
+        )
+        for name, command in BARS.items()
+    ]
+    return max(codes)
 
 
 def _workers() -> list[str]:

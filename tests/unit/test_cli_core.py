@@ -215,7 +215,6 @@ BAD = {
     ("trace", "--order", "diagonal"): "diagonal",
     ("trace", "--json", "no/such/folder/x.json"): "expected a path in a folder that exists",
     ("trace", "--json", "."): "expected a file name, got the folder",
-    ("memory",): "use --numpy",
     ("blocks", "--window", "-2", "0"): "window: expected sides of -1 (unbounded) or more",
     ("blocks", "--align", "middle"): "align: expected 'bottom_right' or 'top_left', got 'middle'",
     ("explain", "--h", "3", "--hkv", "2"): "expected a head count that divides the 3 query heads",

@@ -5,6 +5,7 @@ Exit codes: 0 nothing got worse, 1 something did, 3 no verdict within the budget
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -37,7 +38,8 @@ def register(app: typer.Typer) -> None:
         no_args_is_help=True,
         add_completion=False,
     )
-    for command in (save, compare, gate, trials):
+    commands: list[Callable[..., bool | None]] = [save, compare, gate, trials]
+    for command in commands:
         group.command()(guarded(command))
     app.add_typer(group, name="baseline", rich_help_panel="Measure")
     app.command(rich_help_panel="Measure")(guarded(regress))
@@ -130,7 +132,11 @@ def gate(
         subjects.append(replace(bench.subject(one), name=f"{label} {word}"))
     with progress("gate", limits.budget // limits.batch) as tick:
         answer = gates.compare(
-            *subjects, timer_for(where), limits, progress=lambda done, of: tick(f"{done} samples")
+            subjects[0],
+            subjects[1],
+            timer_for(where),
+            limits,
+            progress=lambda done, of: tick(f"{done} samples"),
         )
     _say(f"{base} (A) and {other} (B), {shape.name}", [answer])
     row = {"case": shape.name, "candidate": other, "base": base, **answer.as_dict()}
@@ -141,7 +147,7 @@ def gate(
 def trials(
     count: Annotated[int, typer.Option("--trials", min=1, help="Of each kind.")] = 200,
     share: Annotated[float, typer.Option("--planted", min=0.0, help="Planted slowdown.")] = 0.03,
-    case: CaseOption = "forward B1 H2 N128 D64 float32 causal",
+    case: CaseOption = "forward B1 H1 N128 D64 float32",
     candidate: Annotated[str, typer.Option("--candidate", "-c", help="What is called.")] = "sdpa:flash",
     seconds: SecondsOption = 4.0,
     threads: Annotated[int, typer.Option(min=1, help="Threads of each call.")] = 1,
@@ -230,7 +236,14 @@ def regress(
                 )
             tick(revision)
         found = trees.regress(
-            *folders, shape, name=name, device=where, gate=limits, processes=processes, tick=tick
+            folders[0],
+            folders[1],
+            shape,
+            name=name,
+            device=where,
+            gate=limits,
+            processes=processes,
+            tick=tick,
         )
     _say(f"{base} (A) and {head} (B), {name}, {shape.name}", found)
     verdict = gates.together(found)

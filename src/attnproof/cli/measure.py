@@ -5,6 +5,8 @@ Exit codes beyond the common ones: 77 when no candidate serves any case.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
@@ -26,6 +28,7 @@ from attnproof.cli._measuring import (
     targets,
     write,
 )
+from attnproof.dtypes import NAMES
 
 
 class Preset(str, Enum):
@@ -39,13 +42,14 @@ class Preset(str, Enum):
 
 def register(app: typer.Typer) -> None:
     """Add the commands of this module."""
-    for name, command in (
-        ("measure", measure),
-        ("drift", drift),
-        ("train", train),
-        ("why-slow", why_slow),
-        ("report", report),
-    ):
+    commands: dict[str, Callable[..., bool | None]] = {
+        "measure": measure,
+        "drift": drift,
+        "train": train,
+        "why-slow": why_slow,
+        "report": report,
+    }
+    for name, command in commands.items():
         app.command(name, rich_help_panel="Measure")(guarded(command))
     _gates.register(app)
 
@@ -150,6 +154,9 @@ def drift(
     """Does the error grow with length? z and RMS against the number of keys, a half-precision accumulator beside them."""
     from attnproof.cli import _growth
 
+    for kind in dtype or ():
+        if kind not in NAMES:
+            raise ValueError(f"--dtype: expected some of {', '.join(NAMES)}, got {kind}")
     where = device_of(device)
     stop = longest or (2**20 if where == "cuda" else 2**16)
     plan = _growth.DriftPlan(
@@ -204,6 +211,11 @@ def train(
         int, typer.Option(min=2, help="Seeds of the first attention: the spread to stay within.")
     ] = 3,
     dtype: Annotated[str, typer.Option(help="float32, or bfloat16 by autocast.")] = "",
+    length: Annotated[int | None, typer.Option("--length", min=8, help="Tokens of a sequence.")] = None,
+    checkpointed: Annotated[
+        bool,
+        typer.Option("--checkpointed", help="Also eager with its blocks computed again in the backward."),
+    ] = False,
     device: DeviceOption = None,
     html: HtmlOption = None,
     json_path: JsonOption = None,
@@ -219,8 +231,11 @@ def train(
     if kind not in ("float32", "bfloat16"):
         raise ValueError(f"--dtype: expected float32 or bfloat16, got {kind}")
     names = tuple(dict.fromkeys(one.value for one in attention or Attention))
-    length = steps or (300 if where == "cuda" else 60)
-    plan = _growth.TrainPlan(model.value, names, sizes[model.value], length, seeds, kind, where)
+    names += (_growth.CHECKPOINTED,) if checkpointed else ()
+    count = steps or (300 if where == "cuda" else 60)
+    shape = sizes[model.value]
+    shape = shape if length is None else replace(shape, length=length)
+    plan = _growth.TrainPlan(model.value, names, shape, count, seeds, kind, where)
     record_path, page, partial = targets("train", json_path, html)
     with kept(partial, {"command": "train", "plan": str(plan)}, where) as journal:
         record, holds = _growth.train(plan, journal)

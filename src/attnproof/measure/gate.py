@@ -25,6 +25,7 @@ from .stats import BLOCK, Array, Interval, median_interval, paired_log_ratio
 from .timer import Timer
 
 Verdict = Literal["SAME", "IMPROVED", "REGRESSED", "AMBIGUOUS"]
+EXTENSION = 3
 PER_GROUP = 4  # log-ratios of B in a group: two slots against A and its twin each
 
 
@@ -34,9 +35,11 @@ class Gate:
 
     Attributes:
         threshold: smallest relative change worth reporting.
-        batch: samples of each candidate added at a time.
+        batch: samples of each candidate before the first look; each later look adds half of what there is, since a look
+            costs a bootstrap.
         budget: samples of each candidate at most.
-        seconds: wall time at most, looked at between batches.
+        seconds: wall time at most, looked at between batches; ``EXTENSION`` times as long where the median so far lies
+            beyond delta, since leaving a likely difference open is the dearer mistake.
         protocol: warm-up, cache mode and input slots.
     """
 
@@ -44,7 +47,7 @@ class Gate:
     batch: int = 200
     budget: int = 8000
     seconds: float = 60.0
-    protocol: Protocol = Protocol(warmup=10, cold=False)  # noqa: RUF009  frozen
+    protocol: Protocol = Protocol(warmup=10, cold=False, chunk=10)  # noqa: RUF009  frozen
 
 
 @dataclass(frozen=True)
@@ -85,7 +88,9 @@ def compare(
     own, diff = np.empty(0), np.empty(0)
     started, warmup = clock(), gate.protocol.warmup
     while True:
-        taken = interleave([a, twin, b], timer, replace(gate.protocol, timed=gate.batch, warmup=warmup))
+        more = min(max(gate.batch, len(own) // 4 * 2), max(gate.budget - len(own), gate.batch))
+        how = replace(gate.protocol, timed=more, warmup=warmup)
+        taken = interleave([a, twin, b], timer, how, seed=len(own))
         warmup = 0  # the next batch follows at once
         seconds = {name: samples.seconds for name, samples in taken.items()}
         own = np.concatenate([own, paired_log_ratio(seconds[twin.name], seconds[a.name])])
@@ -97,7 +102,8 @@ def compare(
         if progress is not None:
             progress(len(own), gate.budget)
         spent = clock() - started
-        if verdict != "AMBIGUOUS" or len(own) >= gate.budget or spent >= gate.seconds:
+        limit = gate.seconds * (EXTENSION if abs(found.value) > delta else 1)
+        if verdict != "AMBIGUOUS" or len(own) >= gate.budget or spent >= limit:
             return Comparison(verdict, found.exp(), float(np.expm1(delta)), aa_error, len(own), spent)
 
 
@@ -130,7 +136,8 @@ def decide(log_ratio: Interval, delta: float) -> Verdict:
 def together(found: Sequence[Comparison]) -> Verdict:
     """One verdict of several processes: a difference that most of them see and none contradicts, else no verdict."""
     verdicts = [one.verdict for one in found]
-    for verdict, opposite in (("REGRESSED", "IMPROVED"), ("IMPROVED", "REGRESSED")):
+    pairs: tuple[tuple[Verdict, Verdict], ...] = (("REGRESSED", "IMPROVED"), ("IMPROVED", "REGRESSED"))
+    for verdict, opposite in pairs:
         if 2 * verdicts.count(verdict) > len(verdicts) and opposite not in verdicts:
             return verdict
     return (

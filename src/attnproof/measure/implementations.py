@@ -172,7 +172,8 @@ def _sdpa(kernel: str) -> tuple[Run, Callable[..., Run]]:
         # forcing a kernel costs microseconds of host time: not where it is torch's own choice anyway
         if shape.left >= 0:
             return forced
-        choice = torch._fused_sdp_choice(
+        choose: Any = torch._fused_sdp_choice  # pyright: ignore[reportPrivateImportUsage]
+        choice = choose(
             q, k, v, is_causal=shape.causal and shape.queries == shape.N, enable_gqa=shape.kv_heads != shape.H
         )
         return plain if choice == kinds[kernel].value else forced

@@ -1,8 +1,10 @@
 """The measuring protocol: warm up, then interleave the candidates and keep every sample.
 
-One *group* runs the candidates in order and then in reverse (A B B A for two): a drift that is linear over a group
-cancels in the paired ratio. Each call gets its inputs from a small pool, so that pointers move and no candidate can
-answer from a cache; outputs of timed calls are handed to a check.
+One *group* runs the candidates in a random order and then in reverse (A B B A for two): a drift that is linear over a
+group cancels in the paired ratio, and whatever a place in the group does to a call (the first one is slow, one that
+follows itself is fast) falls on every candidate alike, so that identical code has a median ratio of 1. Each call gets
+its inputs from a small pool, so that pointers move and no candidate can answer from a cache; outputs of timed calls are
+handed to a check.
 
 Defaults are the documents' protocol: 10 warm-up calls and 50 timed ones, median and 95th percentile.
 """
@@ -31,12 +33,14 @@ class Protocol:
         timed: samples of each candidate, rounded up to an even number (two per group).
         cold: empty the caches before each call; the record names the mode.
         slots: how many sets of inputs the calls rotate through.
+        chunk: groups that run without a look at their results in between; they are held until then.
     """
 
     warmup: int = 10
     timed: int = 50
     cold: bool = True
     slots: int = 3
+    chunk: int = 1
 
     def as_dict(self) -> dict[str, Any]:
         """Plain values for a record, the cache mode by name."""
@@ -71,6 +75,7 @@ def interleave(
     *,
     check: Check | None = None,
     progress: Callable[[int, int], None] | None = None,
+    seed: int = 0,
 ) -> dict[str, Samples]:
     """Time the subjects side by side.
 
@@ -80,6 +85,7 @@ def interleave(
         protocol: numbers of calls and the cache mode.
         check: called with (name, slot, result) for some of the timed results, after their group.
         progress: called with (groups done, groups in all).
+        seed: of the order of the candidates within each group.
 
     Returns:
         Samples by name; entries 2g and 2g + 1 of every candidate belong to group g.
@@ -91,20 +97,19 @@ def interleave(
         timer.run([calls[name][i % protocol.slots] for i in range(protocol.warmup)], cold=protocol.cold)
     taken: dict[str, list[float]] = {name: [] for name in calls}
     groups = -(-protocol.timed // 2)
-    rng = np.random.default_rng(0)
-    for group in range(groups):
-        # each group starts elsewhere, so that no candidate always follows the same neighbour
-        names = list(np.roll(list(calls), group))
-        order = names + names[::-1]
-        slots = [(2 * group + (i >= len(names))) % protocol.slots for i in range(len(order))]
-        seconds, results = timer.run(
-            [calls[name][slot] for name, slot in zip(order, slots, strict=True)], cold=protocol.cold
-        )
-        for name, spent in zip(order, seconds, strict=True):
+    rng = np.random.default_rng(seed)
+    for start in range(0, groups, protocol.chunk):
+        plan: list[tuple[str, int]] = []
+        for group in range(start, min(start + protocol.chunk, groups)):
+            names = [str(name) for name in rng.permutation(list(calls))]
+            plan += [(name, 2 * group % protocol.slots) for name in names]
+            plan += [(name, (2 * group + 1) % protocol.slots) for name in names[::-1]]
+        seconds, results = timer.run([calls[name][slot] for name, slot in plan], cold=protocol.cold)
+        for (name, _), spent in zip(plan, seconds, strict=True):
             taken[name].append(spent)
         if check is not None:
-            pick = int(rng.integers(len(order)))
-            check(order[pick], slots[pick], results[pick])
+            pick = int(rng.integers(len(plan)))
+            check(*plan[pick], results[pick])
         if progress is not None:
-            progress(group + 1, groups)
+            progress(min(start + protocol.chunk, groups), groups)
     return {name: Samples(name, tuple(seconds)) for name, seconds in taken.items()}

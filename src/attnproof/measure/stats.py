@@ -21,7 +21,7 @@ Array = npt.NDArray[np.float64]
 
 BLOCK = 5  # ABBA groups per bootstrap block
 RESAMPLES = 2000
-ELEMENTS = 4_000_000  # resampled values in all: long series get fewer resamples, never below 500
+ELEMENTS = 1_000_000  # resampled values in all: long series get fewer resamples, never below 400
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ def median_interval(
         raise ValueError(f"pairs: expected at least {block}, got {values.size}")
     rng = np.random.default_rng(seed)
     blocks = -(-values.size // block)
-    resamples = max(500, min(RESAMPLES, ELEMENTS // values.size))
+    resamples = max(400, min(RESAMPLES, ELEMENTS // values.size))
     starts = rng.integers(0, values.size - block + 1, size=(resamples, blocks))
     picks = (starts[:, :, None] + np.arange(block)).reshape(resamples, -1)[:, : values.size]
     medians = np.median(values[picks], axis=1)

@@ -107,11 +107,11 @@ class Judge:
             backward=gradients,
             sample=0 if gradients or shape.queries <= WHOLE else SAMPLE,
         )
-        parts = [
+        q, k, v, dout = (
             _placed(self._cut(label, tensor), shape.dtype)
             for label, tensor in zip(("q", "k", "v", "dout"), tensors, strict=True)
-        ]
-        return Inputs(case, self.seed, *parts)
+        )
+        return Inputs(case, self.seed, q, k, v, dout)
 
 
 def _placed(tensor: Any, dtype: str) -> Placed:

@@ -1,0 +1,219 @@
+"""The measuring report in a real browser: opened from a file, in light and dark, narrow and wide, figures saved."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from attnproof.measure import stats
+from attnproof.report import measured
+from attnproof.verify import records
+
+pytestmark = pytest.mark.web
+
+
+def missing(what: str) -> None:
+    """In CI the browser must be there: a test that never runs there holds nothing."""
+    if os.environ.get("CI"):
+        pytest.fail(f"{what} is not installed")
+    pytest.skip(f"{what} is not installed")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    try:
+        from selenium import webdriver
+        from selenium.webdriver.chrome.service import Service
+    except ImportError:
+        missing("selenium")
+    chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    chromedriver = shutil.which("chromedriver")
+    if chromium is None or chromedriver is None:
+        missing("Chromium with its driver")
+    options = webdriver.ChromeOptions()
+    options.binary_location = chromium
+    for flag in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"):
+        options.add_argument(flag)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    driver = webdriver.Chrome(options=options, service=Service(chromedriver))
+    yield driver
+    driver.quit()
+
+
+def measure(device: str) -> dict[str, Any]:
+    """A record with two candidates at three lengths, one of which is wrong at the last; times are made up."""
+    rows: list[dict[str, Any]] = []
+    for n in (512, 1024, 2048):
+        for factor, name in enumerate(("ours", "theirs"), 1):
+            samples = [1e-6 * n * factor * (1 + 0.01 * at) for at in range(50)]
+            shape = {"run": "forward", "B": 1, "H": 4, "Hkv": 4, "M": n, "N": n, "D": 64}
+            row = {
+                "case": f"forward N{n}",
+                "candidate": name,
+                "dtype": "float32",
+                "status": "PASS",
+                "reason": "",
+            }
+            row |= {"shape": shape | {"causal": False, "left": -1, "pairs": n * n}}
+            if (n, name) == (2048, "theirs"):
+                rows.append(row | {"status": "FAIL", "reason": "out: hard bound 3 > 1 </script>"})
+                continue
+            rows.append(
+                row
+                | {
+                    "samples": samples,
+                    "summary": stats.summarise(samples).as_dict(),
+                    "ratio": [1.0 / factor, 0.9 / factor, 1.1 / factor],
+                    "tflops": n / 1e4 / factor,
+                    "gbps": n / 100 / factor,
+                    "roof": {"intensity": n / 16, "sentence": "arithmetic (50% of its roof)"},
+                }
+            )
+    rooftops = {"copy": 1e10, "products": {"float32": 1e12}, "exponentials": 1e9, "one_unit": True}
+    protocol = {
+        "cache": "warm",
+        "warmup": 10,
+        "timed": 50,
+        "order": "ABBA",
+        "timer": "clock",
+        "roofs": rooftops,
+    }
+    record = records.record("measure", protocol, rows)
+    record["environment"]["device"] = device
+    return record
+
+
+def growth() -> list[dict[str, Any]]:
+    """Memory, drift and training."""
+    exponent = {"value": 2.0, "low": 1.9, "high": 2.1}
+    n = [1024, 2048, 4096]
+    base = {"candidate": "ours", "dtype": "bfloat16", "status": "PASS", "reason": ""}
+    memory = base | {"case": "memory", "n": n, "bytes": [x * x for x in n], "exponent": exponent}
+    points = [{"n": x, "z_rms": 0.9, "rms": 1 / x, "bias": 0.0} for x in n]
+    mutant = [{"n": x, "z_rms": x / 500, "rms": x * 1e-8, "bias": 0.0} for x in n]
+    drift = [
+        base | {"case": "drift", "points": points, "slope": exponent},
+        base
+        | {"case": "drift", "candidate": "half", "status": "FINDING", "points": mutant, "slope": exponent},
+    ]
+    curve = {"case": "train tiny", "losses": [5.0, 4.0, 3.5], "final_loss": 3.5, "tokens_per_second": 10.0}
+    train = [
+        base | curve | {"seed": seed, "candidate": name, "peak_bytes": 2**20}
+        for name, seed in (("eager", 0), ("ours", 0), ("eager", 1), ("eager", 2))
+    ]
+    return [
+        records.record("memory", {}, [memory]),
+        records.record("drift", {"band": 1.3}, drift),
+        records.record("train", {}, train),
+    ]
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path: Path = tmp_path_factory.mktemp("report") / "measured.html"
+    path.write_text(measured.render([measure("cpu"), measure("Some GPU"), *growth()]), encoding="utf-8")
+    return path.as_uri()
+
+
+@pytest.fixture
+def page(browser: Any, address: str) -> Iterator[Any]:
+    """The page as first opened; whatever the console says in a test fails it."""
+    look(browser, 1280, "light")
+    browser.get("about:blank")
+    browser.get(address)
+    yield browser
+    assert [entry["message"] for entry in browser.get_log("browser")] == []
+
+
+def look(browser: Any, width: int, scheme: str) -> None:
+    size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+    feature = {"name": "prefers-color-scheme", "value": scheme}
+    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
+
+
+def text(page: Any, selector: str) -> list[str]:
+    return [node.text for node in page.find_elements("css selector", selector)]
+
+
+def test_the_page_loads_nothing_and_has_a_section_for_every_kind(page: Any) -> None:
+    assert 0 == page.execute_script("return performance.getEntriesByType('resource').length")
+    assert (
+        ["Speed", "Roofline", "Samples", "Memory", "Drift", "Training"]
+        == text(page, "nav a")
+        == text(page, "h2")
+    )
+
+
+def test_a_candidate_without_a_verdict_has_a_reason_and_no_point(page: Any) -> None:
+    """The time of a wrong kernel must not be anywhere on the page."""
+    cells = text(page, "#speed td")
+    assert "out: hard bound 3 > 1 </script>" in cells
+    assert "do not hold" in text(page, ".headline")[0]
+    figure = "#speed-charts figure:first-child"
+    assert 3 * 2 + 2 * 2 == len(page.find_elements("css selector", f"{figure} circle"))
+
+
+def test_two_machines_have_curves_of_their_own(page: Any) -> None:
+    keys = text(page, "#speed-charts figure:first-child .keys span")
+    assert 4 == len(keys) == len(set(keys))
+    assert any("Some GPU" in key for key in keys)
+    assert 5 == len(page.find_elements("css selector", "dl.facts"))
+
+
+def test_the_roofline_has_the_roofs_of_every_machine(page: Any) -> None:
+    assert 2 == len(page.find_elements("css selector", "#roofline-charts path.roof"))
+    assert 10 == len(page.find_elements("css selector", "#roofline-charts circle"))
+
+
+def test_choosing_a_case_shows_its_samples(page: Any) -> None:
+    before = text(page, "#samples-charts figcaption small")
+    script = "const e = document.getElementById('samples-choice'); e.value = 'forward N2048'; e.dispatchEvent(new Event('input'))"
+    page.execute_script(script)
+    assert (["forward N512"], ["forward N2048"]) == (before, text(page, "#samples-charts figcaption small"))
+    assert 2 == len(page.find_elements("css selector", "#samples-charts path.curve"))
+
+
+def test_the_band_of_the_model_is_drawn_where_a_model_is(page: Any) -> None:
+    assert 1 == len(page.find_elements("css selector", "#drift-charts figure:first-child line.limit"))
+    assert 1 == len(page.find_elements("css selector", "#drift-charts figure:first-child path.dashed"))
+
+
+def test_figures_are_saved_as_svg_and_png_with_their_colours(page: Any) -> None:
+    made = page.execute_script("return asSvg(document.querySelector('#memory-charts svg'))")
+    assert made.startswith("data:image/svg+xml")
+    assert "var%28" not in made and "stroke%3A" in made.replace("stroke:", "stroke%3A")
+    png = page.execute_async_script("asPng(document.querySelector('#memory-charts svg'), arguments[0])")
+    assert b"\x89PNG" == base64.b64decode(png.split(",")[1])[:4]
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_nothing_is_wider_than_the_window_and_text_can_be_read(page: Any, width: int, scheme: str) -> None:
+    look(page, width, scheme)
+    assert page.execute_script("return document.documentElement.scrollWidth") <= width
+    paper, ink = page.execute_script(
+        "const s = getComputedStyle(document.body); return [s.backgroundColor, s.color]"
+    )
+    bright = [sum(map(int, colour.removeprefix("rgb(").rstrip(")").split(","))) for colour in (paper, ink)]
+    assert (bright[0] > bright[1]) == (scheme == "light")
+    assert abs(bright[0] - bright[1]) > 400
+
+
+def test_the_button_switches_the_theme(page: Any) -> None:
+    page.find_element("id", "theme").click()
+    assert "dark" == page.execute_script("return document.documentElement.dataset.theme")
+
+
+def test_the_data_is_the_records_and_cannot_end_its_element(page: Any) -> None:
+    data = json.loads(page.execute_script("return document.getElementById('data').textContent"))
+    assert [[512, 0.0512], [1024, 0.1024], [2048, 0.2048]] == data["figures"]["speed"][
+        "forward, D 64, 4 heads, float32"
+    ][0]["series"][0]["points"]
