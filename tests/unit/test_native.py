@@ -279,20 +279,20 @@ def test_a_gradient_through_a_cache_is_refused() -> None:
 def test_forward_and_backward_need_little_memory() -> None:
     """N = 16384, H = 8, D = 64: less than 64 MiB beside inputs, outputs and gradients; a score matrix is 8 GiB."""
     code = """
-        import resource, numpy as np
+        import os, resource, numpy as np
         from attnproof.backends import native
         from attnproof.problem import Options, bind
         rng = np.random.default_rng(0)
         # a window keeps the test short; scratch and statistics do not depend on it
-        q = rng.standard_normal((1, 8, 16384, 64)).astype(np.float32)
+        q = rng.standard_normal((1, 8, 16384, 64), dtype=np.float32)
         problem, tensors = bind(q, q, q, Options(causal=True, window=(256, 0)))
-        small = bind(q[:, :, :256], q[:, :, :256], q[:, :, :256], Options())
-        native.forward(*small)
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        with open("/proc/self/statm") as statm:
+            before = int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
         out, lse = native.forward(problem, tensors)
         grads = native.backward(problem, tensors, out, lse, q, None, frozenset("qkv"))
         held = sum(x.nbytes for x in (out, lse, *grads[:3]))
-        print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024 - held)
+        print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before - held)
     """
     done = run_python(code, ATTNPROOF_NUM_THREADS="2")
-    assert int(done.stdout) < 64 * 2**20, done.stderr
+    # some scratch there must be: a measurement that sees none is broken
+    assert 2**18 < int(done.stdout) < 64 * 2**20, done.stderr
