@@ -126,6 +126,24 @@ def test_a_failing_driver_call_is_named(device: loader.Device) -> None:
         attnproof.attention(q, q, q, backend="dot2")
 
 
+def test_without_a_compiler_the_prebuilt_kernels_serve_the_usual_calls_and_no_other(
+    device: loader.Device,
+) -> None:
+    """A stripped wheel has no libhiprtc; the archive is found by the present text, or not at all."""
+    device.runtime.compiler = None
+    q = torch.zeros(1, 2, 128, 128, dtype=torch.float16)
+    with dot2.running_on(device.run):
+        attnproof.attention(q, q, q, causal=True, backend="dot2")
+        attnproof.attention(q[:, :, :1], q, q, backend="dot2")
+        with pytest.raises(
+            BackendMissing, match="not among the prebuilt kernels, and no libhiprtc was found"
+        ):
+            attnproof.attention(q, q, q, softcap=2.0, backend="dot2")
+    launches = fake.recorded(device.runtime.hip)
+    assert {"attn_forward"} <= {launch.name for launch in launches}
+    assert all(launch.image for launch in launches)
+
+
 def test_large_grids_are_launched_in_pieces(device: loader.Device, monkeypatch: pytest.MonkeyPatch) -> None:
     """The runtime counts work items in 32 bits; the pieces must add up to the whole."""
     monkeypatch.setattr(loader, "MAX_LAUNCH", 3)

@@ -45,10 +45,12 @@ class Runtime:
     Attributes:
         hip: with the hipModule functions.
         compiler: None where only prebuilt code objects can serve.
+        images: code objects in use; the runtime need not have copied them.
     """
 
     hip: Any
     compiler: Compiler | None
+    images: list[bytes] = field(default_factory=list[bytes])
 
     def check(self, code: int, what: str) -> None:
         """Raise where a runtime function failed."""
@@ -67,6 +69,7 @@ class Runtime:
     def load(self, code: bytes, name: str) -> ctypes.c_void_p:
         """A kernel of a code object on the current device."""
         module, function = ctypes.c_void_p(), ctypes.c_void_p()
+        self.images.append(code)
         self.check(self.hip.hipModuleLoadData(ctypes.byref(module), code), "hipModuleLoadData")
         found = self.hip.hipModuleGetFunction(ctypes.byref(function), module, name.encode())
         self.check(found, f"hipModuleGetFunction({name})")

@@ -48,7 +48,11 @@ def usual() -> list[Variant]:
             problem = Problem("float16", "cuda", 1, 8, 8, 512, 512, width, width, right=right)
             made += planned.variants(problem)
         for rows in ("cached", "dense"):
-            made += planned.variants(Problem("float16", "cuda", 1, 8, 8, 1, 4096, width, width, rows=rows))
+            # few keys are one part, many are split and combined
+            for keys in (64, 4096):
+                made += planned.variants(
+                    Problem("float16", "cuda", 1, 8, 8, 1, keys, width, width, rows=rows)
+                )
     return list(dict.fromkeys(made))
 
 
