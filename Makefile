@@ -16,11 +16,11 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 # the theme prints an advertisement about its own future otherwise
 export NO_MKDOCS_2_WARNING := 1
 
-.PHONY: help verify test lint types docs unit coverage gpu changelog clean
+.PHONY: help verify test lint types docs unit coverage mi50 gpu changelog clean
 .DELETE_ON_ERROR:
 
 help:
-	@sed -n '/^[a-z]*:.*##/s/:.*##/\t/p' $(firstword $(MAKEFILE_LIST)) | expand -t 12
+	@sed -n '/^[a-z0-9]*:.*##/s/:.*##/\t/p' $(firstword $(MAKEFILE_LIST)) | expand -t 12
 
 $(VENV)/.ready-%: pyproject.toml tools/environment.sh $(NATIVE)
 	tools/environment.sh $*
@@ -30,7 +30,7 @@ verify: $(VENV)/.ready-run ## environment, install, the named cases and the real
 	$(BIN)/attnproof verify --quick
 	$(BIN)/attnproof verify --real
 
-test: lint docs unit ## environment, install, linters, documentation, all tests
+test: lint types docs coverage ## environment, install, linters, types, documentation, all tests and the bar of 95% of lines
 
 lint: $(VENV)/.ready-test ## ruff, codespell
 	$(BIN)/ruff check .
@@ -49,6 +49,9 @@ unit: $(VENV)/.ready-test ## pytest, all of it or what PYTEST selects
 coverage: $(VENV)/.ready-test ## all tests under coverage, and the bar of 95% of lines
 	$(BIN)/python -m pytest --cov --cov-report=json:.coverage.json
 	$(BIN)/python tools/coverage_bar.py .coverage.json
+
+mi50: $(VENV)/.ready-test ## backend dot2 without an AMD GPU: compile records, compiled gfx906 code on the interpreter, planted mistakes
+	$(BIN)/python -m pytest tests/mi50 -rs
 
 gpu: ## on a machine with CUDA or ROCm and torch installed: device tests and measurements, records under results/
 	$(PYTHON) tools/gpu.py

@@ -274,8 +274,8 @@ struct Backward {
 
   void step(const Sequence& seq, const Block& block, long slot, long t0, long keys, long at, Range range) {
     T *ss = s + slot * kTileKeys * W, *ps = dp + slot * kTileKeys * W;
-    Blocks<T>::scores(block.vecs, kp + at * a.D, a.D, qt + block.first * a.D, range, ss);
-    if (want.ds()) Blocks<T>::scores(block.vecs, vp + at * a.Dv, a.Dv, dot + block.first * a.Dv, range, ps);
+    Blocks<T>::scores(block.vecs, {kp + at * a.D, 0}, a.D, qt + block.first * a.D, range, ss);
+    if (want.ds()) Blocks<T>::scores(block.vecs, {vp + at * a.Dv, 0}, a.Dv, dot + block.first * a.Dv, range, ps);
     const Prepared<T> in = inputs.prepare(a, seq, *lanes, block, t0, keys, range);
     const GradientTile<T> tile{ss,
                                ps,

@@ -18,10 +18,22 @@ struct ScoreKinds {
 
 inline ScoreKinds score_kinds(const Args& a) { return {a.softcap != 0, a.slopes.data != nullptr, a.bias.data != nullptr}; }
 
+// the keys of a whole tile: packed panels, or the rows themselves where they are plain numbers that lie close
+template <class T>
+struct KeySide {
+  const T* data;
+  long row;  // elements between rows; 0: panels
+};
+
 template <class T>
 struct Blocks {
-  // s[key][lane] = panels . b, for the keys of the range; b is [x][lane], n deep
-  static void scores(int vecs, const T* panels, long n, const T* b, Range range, T* s);
+  // s[key][lane] = keys . b, for the keys of the range; b is [x][lane], n deep
+  static void scores(int vecs, KeySide<T> keys, long n, const T* b, Range range, T* s);
+
+  // the same for a whole tile and a block of full width, with the max of the scores joined to `top`; meanwhile the
+  // exponentials of the block before, if one waits
+  static void scores_beside(KeySide<T> keys, long n, const T* b, T* s, T* top, const Waiting<T>& before, T* sum);
+  static void all_exponentials(Waiting<T>& waiting);
 
   // o[channel][lane] = o * alpha + values^T p; panels [channel group][key][kPanel] are kPanelKeys keys apart
   static void values(int vecs, const T* panels, long channels, Range range, const T* p, const T* alpha, T* o);

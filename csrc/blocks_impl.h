@@ -19,11 +19,60 @@ ATTN_INLINE void with_vecs(int vecs, F&& f) {
 }
 
 template <class T>
-void Blocks<T>::scores(int vecs, const T* panels, long n, const T* b, Range range, T* s) {
+void Blocks<T>::scores(int vecs, KeySide<T> keys, long n, const T* b, Range range, T* s) {
   with_vecs<T>(vecs, [&](auto v) {
     constexpr int V = v.value, W = V * kLanes<T>;
-    for (long j = range.begin; j < range.end; j += kPanel) product_store<T, V>(panels + j * n, b, n, s + j * W);
+    if (keys.row)
+      for (long j = range.begin; j < range.end; j += kPanel)
+        product_store<T, V, false>(keys.data + j * keys.row, keys.row, b, n, s + j * W);
+    else
+      for (long j = range.begin; j < range.end; j += kPanel)
+        product_store<T, V, true>(keys.data + j * n, 0, b, n, s + j * W);
   });
+}
+
+// one panel of keys against a full block: scores stored, their max joined to top
+template <class T, bool kPanelA>
+ATTN_INLINE void panel_and_max(const T* a, long row, const T* b, long n, T* s, T* top) {
+  constexpr int V = kMaxVecs, L = kLanes<T>;
+  Micro<T, kPanel, V, kPanelA> m;
+  m.clear();
+  m.run(a, b, n, row, V * L);
+  ATTN_UNROLL
+  for (int r = 0; r < kPanel; ++r) {
+    ATTN_UNROLL
+    for (int v = 0; v < V; ++v) store(s + (r * V + v) * L, m.acc[r][v]);
+  }
+  ATTN_UNROLL
+  for (int v = 0; v < V; ++v) {
+    Vec<T> most = load(top + v * L);
+    ATTN_UNROLL
+    for (int r = 0; r < kPanel; ++r) most = max_keep<T>(m.acc[r][v], most);
+    store(top + v * L, most);
+  }
+}
+
+template <class T, bool kPanelA>
+ATTN_INLINE void tile_beside(KeySide<T> keys, long n, const T* b, T* s, T* top, const Waiting<T>& before, T* sum) {
+  constexpr int W = kBlock<T>;
+  T* waiting = before.s;
+  for (long j = 0; j < kTileKeys; j += kPanel) {
+    panel_and_max<T, kPanelA>(keys.data + j * (kPanelA ? n : keys.row), keys.row, b, n, s + j * W, top);
+    if (waiting) exponentials<T>(waiting + j * W, before.shift, sum);
+  }
+}
+
+template <class T>
+void Blocks<T>::scores_beside(KeySide<T> keys, long n, const T* b, T* s, T* top, const Waiting<T>& before, T* sum) {
+  if (keys.row)
+    tile_beside<T, false>(keys, n, b, s, top, before, sum);
+  else
+    tile_beside<T, true>(keys, n, b, s, top, before, sum);
+}
+
+template <class T>
+void Blocks<T>::all_exponentials(Waiting<T>& w) {
+  for (long j = 0; j < kTileKeys; j += kPanel) exponentials<T>(w.s + j * kBlock<T>, w.shift, w.sum);
 }
 
 template <class T>

@@ -25,8 +25,11 @@ struct Forward {
   bool narrow;
   Lanes<T>* lanes;
   TileInputs<In> inputs;
-  T *qt, *o, *m, *l, *alpha, *kp, *vp, *s, *rowbuf, *result;
+  T *qt, *o, *m, *l, *alpha, *kp, *vp, *s, *other_s, *rowbuf, *result;
   const In **krow, **vrow;
+  bool plain;                     // no modifiers, no dropout: whole tiles of whole blocks overlap
+  Waiting<T>* waiting;
+  const Block* waiting_block = nullptr;
 
   Forward(const Args& args, const Plan& p, Arena& arena) : a(args), plan(p) {
     kinds = score_kinds(a);
@@ -42,6 +45,9 @@ struct Forward {
     kp = arena.take<T>(narrow ? 0 : kTileKeys * a.D);
     vp = arena.take<T>(narrow ? 0 : kPanelKeys * Dvp);
     s = arena.take<T>(kTileKeys * W);
+    plain = !narrow && !kinds.any() && a.dropout_p == 0;
+    other_s = arena.take<T>(plain ? kTileKeys * W : 0);
+    waiting = arena.take<Waiting<T>>(1);
     rowbuf = arena.take<T>(4 * max_of(max_of(a.D, Dvp), kTileKeys));
     result = arena.take<T>(W * Dvp);
     inputs.allocate(a, arena, rowbuf);
@@ -53,6 +59,7 @@ struct Forward {
     const Sequence seq = sequence_of(a, item.b);
     fill_lanes(a, seq, item.hk, item.first, item.rows, *lanes);
     load_queries(seq);
+    waiting->s = nullptr;
     start(item.split == 0 && !partial);
     const long begin = max_of(lanes->key_lo, item.key_begin), end = min_of(lanes->key_hi, item.key_end);
     for (long t0 = begin / kTileKeys * kTileKeys; t0 < end; t0 += kTileKeys) tile(seq, item.hk, t0);
@@ -119,8 +126,9 @@ struct Forward {
     const long keys = min_of(kTileKeys, seq.N - t0);
     key_rows(a, a.k, seq, hk, t0, keys, krow);
     key_rows(a, a.v, seq, hk, t0, keys, vrow);
+    KeySide<T> side{kp, 0};
     if (!narrow) {
-      pack_keys(krow, keys, element_stride(a, a.k), a.D, kp, rowbuf);
+      if (!rows_serve(keys, &side)) pack_keys(krow, keys, element_stride(a, a.k), a.D, kp, rowbuf);
       pack_values(vrow, keys, element_stride(a, a.v), a.Dv, kPanelKeys, vp, rowbuf);
     }
     const long ahead = narrow ? 0 : next_rows(seq, hk, t0 + kTileKeys);
@@ -128,8 +136,49 @@ struct Forward {
       prefetch(ahead * k / lanes->blocks, ahead * (k + 1) / lanes->blocks);
       const Block& block = lanes->block[k];
       const Range range = range_of(block, t0, kTileKeys, a.keep.data != nullptr);
-      if (range.begin < range.end) step(seq, block, t0, keys, range);
+      if (plain && !range.masked && range.end - range.begin == kTileKeys && block.vecs == kMaxVecs) {
+        overlap(block, side);
+      } else if (range.begin < range.end) {
+        settle();
+        step(seq, block, side, t0, keys, range);
+      }
     }
+    settle();
+  }
+
+  // may the products read the keys where they are? A panel more than a few pages long would fall on few cache sets
+  bool rows_serve(long keys, KeySide<T>* side) const {
+    if constexpr (kIsHalf<In>) return false;
+    constexpr long kElement = sizeof(T), kFar = 1024;  // bytes
+    const long row = keys > 1 ? reinterpret_cast<const char*>(krow[1]) - reinterpret_cast<const char*>(krow[0]) : 0;
+    if (a.rows == RowKind::paged || keys < kTileKeys || row <= 0 || row > kFar || row % kElement) return false;
+    if (element_stride(a, a.k) != kElement || reinterpret_cast<uintptr_t>(krow[0]) % kElement) return false;
+    *side = {reinterpret_cast<const T*>(krow[0]), row / kElement};
+    return true;
+  }
+
+  // scores of this block beside the exponentials of the one that waits, which is finished then; this one waits next
+  void overlap(const Block& block, KeySide<T> side) {
+    T* mine = waiting->s == s ? other_s : s;
+    T* top = alpha;
+    std::memcpy(top, m + block.first, sizeof(T) * kBlock<T>);
+    Blocks<T>::scores_beside(side, a.D, qt + block.first * a.D, mine, top, *waiting, waiting->sum);
+    if (waiting->s) add_values();
+    open_waiting<T>(*waiting, mine, top, m + block.first);
+    waiting_block = &block;
+  }
+
+  void settle() {
+    if (!waiting->s) return;
+    Blocks<T>::all_exponentials(*waiting);
+    add_values();
+  }
+
+  void add_values() {
+    const Range all{0, kTileKeys, false};
+    const long first = waiting_block->first;
+    Blocks<T>::values(kMaxVecs, vp, Dvp, all, waiting->s, waiting->alpha, o + first * Dvp);
+    close_waiting<T>(*waiting, l + first);
   }
 
   // rows of the tile after this one; their number
@@ -150,11 +199,11 @@ struct Forward {
     }
   }
 
-  void step(const Sequence& seq, const Block& block, long t0, long keys, Range range) {
+  void step(const Sequence& seq, const Block& block, KeySide<T> side, long t0, long keys, Range range) {
     const T* q = qt + block.first * a.D;
     T* out = o + block.first * Dvp;
     if (!narrow) {
-      Blocks<T>::scores(block.vecs, kp, a.D, q, range, s);
+      Blocks<T>::scores(block.vecs, side, a.D, q, range, s);
       softmax(seq, block, t0, keys, range);
       Blocks<T>::values(block.vecs, vp, Dvp, range, s, alpha, out);
       return;
@@ -187,9 +236,9 @@ struct Forward {
       for (int r = 0; r < block.lanes; ++r) {
         const long at = block.first + r, h = lanes->head[at], i = lanes->query[at];
         const bool dead = l[at] == 0;
-        const T inverse = dead ? T(0) : T(1) / l[at];
+        const T sum = dead ? T(1) : l[at];
         T* row = result + r * Dvp;
-        for (long x = 0; x < Dvp; ++x) row[x] *= inverse;
+        for (long x = 0; x < Dvp; ++x) row[x] /= sum;
         narrow_row(row, a.Dv, rows.at(h, i), rows.element);
         lse[lse_index(a, seq, h, i)] = dead ? -T(__builtin_inf()) : T(m[at] + T(__builtin_log(l[at])));
       }

@@ -44,12 +44,12 @@ struct Micro {
   }
 };
 
-// C = A B for a panel; C rows are V * lanes apart
-template <class T, int V>
-ATTN_INLINE void product_store(const T* a, const T* b, long n, T* c) {
-  Micro<T, kPanel, V, true> m;
+// C = A B for a panel, or for rows that are `row` apart; C rows are V * lanes apart
+template <class T, int V, bool kPanelA>
+ATTN_INLINE void product_store(const T* a, long row, const T* b, long n, T* c) {
+  Micro<T, kPanel, V, kPanelA> m;
   m.clear();
-  m.run(a, b, n);
+  m.run(a, b, n, row, V * kLanes<T>);
   ATTN_UNROLL
   for (int r = 0; r < kPanel; ++r) {
     ATTN_UNROLL

@@ -15,6 +15,8 @@ inline constexpr int kNarrowRows = 8;
 template <class In>
 inline bool use_narrow(const Args& a) {
   if constexpr (sizeof(Acc<In>) == 8) return false;
+  // packed sequences are all computed one way: a sequence's bits shall not depend on how long its neighbours are
+  if (a.rows == RowKind::packed) return false;
   return a.M * (a.H / a.Hkv) <= kNarrowRows && element_stride(a, a.k) == sizeof(In) && element_stride(a, a.v) == sizeof(In);
 }
 

@@ -156,7 +156,7 @@ struct Exp2;
 template <>
 struct Exp2<float> {
   static constexpr float kShift = 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer in the low mantissa bits
-  static constexpr int32_t kTiny = 0x4B400000 - 125;  // bits of kShift - 125: from 2^-125.5 down the result is given as 0
+  static constexpr float kTiny = kShift - 125.0f;  // from 2^-125.5 down the result is given as 0
   static constexpr int kMantissa = 23;
   static constexpr float kPoly[] = {1.0f,           0.693147206f, 0.240226469f, 0.0555032878f,
                                     0.00961848896f, 0.00133999312f, 0.000153458122f};
@@ -165,7 +165,7 @@ struct Exp2<float> {
 template <>
 struct Exp2<double> {
   static constexpr double kShift = 6755399441055744.0;  // 1.5 * 2^52
-  static constexpr int64_t kTiny = 0x4338000000000000 - 1021;
+  static constexpr double kTiny = kShift - 1021.0;
   static constexpr int kMantissa = 52;
   static constexpr double kPoly[] = {
       1.0, 0.6931471805599453305, 0.2402265069591015621, 0.05550410866481992148, 0.009618129107588335083,
@@ -197,9 +197,8 @@ ATTN_INLINE void exp2_each(Vec<T> (&x)[N], T factor) {
   }
   ATTN_UNROLL
   for (int n = 0; n < N; ++n) {
-    // compared as integers: below the shift by more than the exponent's range, or negative where x was far below
-    const IVec<T> bits = (IVec<T>)t[n], tiny = bits < E::kTiny;
-    x[n] = (Vec<T>)(((IVec<T>)y[n] + (bits << E::kMantissa)) & ~tiny);
+    const IVec<T> tiny = t[n] < E::kTiny;  // false for NaN
+    x[n] = (Vec<T>)(((IVec<T>)y[n] + ((IVec<T>)t[n] << E::kMantissa)) & ~tiny);
   }
 }
 template <class T>

@@ -81,12 +81,68 @@ void softmax_tile(const SoftmaxTile<T>& given) {
       exp2_each<T, 4>(p, kLog2e<T>);
       ATTN_UNROLL
       for (int n = 0; n < 4; ++n) store(at + n * W, p[n]);
-      sum = sum + ((p[0] + p[1]) + (p[2] + p[3]));
+      // key by key, as the products sum: an average of equal values is then that value exactly
+      ATTN_UNROLL
+      for (int n = 0; n < 4; ++n) sum = sum + p[n];
     }
     store(t.l + v * L, fma<T>(load(t.l + v * L), load(t.alpha + v * L), sum));
   }
   if (t.factor)
     for (long x = t.begin * W; x < t.end * W; x += L) store(t.s + x, load(t.s + x) * load(t.factor + x));
+}
+
+// A tile without modifiers, mask and dropout whose exponentials wait for the products of the next block: they run between
+// its panels, where a chain of multiply-adds ends and the next one starts and the pipes would be half empty. The bits are
+// those of softmax_tile.
+template <class T>
+struct Waiting {
+  T* s = nullptr;  // null: nothing waits
+  T alpha[kBlock<T>], shift[kBlock<T>], sum[kBlock<T>];
+};
+
+// the running max takes in `top`, the max of the tile's scores
+template <class T>
+inline void open_waiting(Waiting<T>& w, T* s, const T* top, T* m) {
+  w.s = s;
+  for (int r = 0; r < kBlock<T>; r += kLanes<T>) {
+    const Vec<T> before = load(m + r), now = load(top + r), shift = select<T>(now == -infinity<T>(), Vec<T>{}, now);
+    store(w.shift + r, shift);
+    store(w.alpha + r, exp_of<T>(before - shift));
+    store(w.sum + r, Vec<T>{});
+    store(m + r, now);
+  }
+}
+
+// probabilities of one panel of keys. Not inlined: the compiler would keep its constants in registers that the products
+// of the caller need
+template <class T>
+__attribute__((noinline)) void exponentials(T* s, const T* shift, T* sum) {
+  constexpr int L = kLanes<T>, V = kMaxVecs, W = V * L;
+  ATTN_UNROLL
+  for (int v = 0; v < V; ++v) {
+    const Vec<T> point = load(shift + v * L);
+    Vec<T> total = load(sum + v * L);
+    ATTN_UNROLL
+    for (int j = 0; j < kPanel; j += 4) {
+      T* at = s + j * W + v * L;
+      Vec<T> p[4];
+      ATTN_UNROLL
+      for (int n = 0; n < 4; ++n) p[n] = load(at + n * W) - point;
+      exp2_each<T, 4>(p, kLog2e<T>);
+      ATTN_UNROLL
+      for (int n = 0; n < 4; ++n) store(at + n * W, p[n]);
+      ATTN_UNROLL
+      for (int n = 0; n < 4; ++n) total = total + p[n];
+    }
+    store(sum + v * L, total);
+  }
+}
+
+template <class T>
+inline void close_waiting(Waiting<T>& w, T* l) {
+  for (int r = 0; r < kBlock<T>; r += kLanes<T>)
+    store(l + r, fma<T>(load(l + r), load(w.alpha + r), load(w.sum + r)));
+  w.s = nullptr;
 }
 
 }  // namespace attn::ATTN_TARGET

@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+import pytest
+
+import attnproof
+
 from .calls import Call
 from .checking import check_forward, check_gradients
 from .problems import CASES, DIFFERENTIABLE, SHARED, Case
-from .targets import Target, every_target_and_case
+from .targets import DEVICE, Target, absent, every_target_and_case, natural_kind, targets
 from .tolerance import expected
+
+
+@pytest.mark.parametrize("backend", attnproof.backends())
+def test_a_backend_takes_part_or_says_why_it_cannot_run_here(backend: str) -> None:
+    """One that drops out silently would count as passed."""
+    reason = absent(backend, natural_kind(backend), DEVICE)
+    if reason is not None:
+        pytest.skip(f"{backend} is not tested here: {reason}")
+    assert backend in {target.backend for target in targets()}
 
 
 @every_target_and_case(CASES, SHARED)

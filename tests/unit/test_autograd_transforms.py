@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from torch.autograd import forward_ad  # noqa: E402
 from torch.func import grad, hessian, jacfwd, jacrev, vmap  # noqa: E402
 
 from attnproof import attention, attention_varlen, attention_with_lse  # noqa: E402
-from attnproof.backends import math, streaming  # noqa: E402
+from attnproof.backends import math, native, streaming  # noqa: E402
 
 V = 3  # mapped
 B, H, HKV, M, N, D, DV = 2, 4, 2, 3, 5, 4, 2
@@ -51,14 +52,14 @@ def looped(function: Any, *arguments: Any) -> Any:
 def calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The batch sizes that the backend is called with."""
     sizes: list[int] = []
-    for name in ("forward", "backward"):
-        original = getattr(streaming, name)
+    for backend, name in itertools.product((native, streaming), ("forward", "backward")):
+        original = getattr(backend, name)
 
         def spy(problem: Any, *args: Any, original: Any = original) -> Any:
             sizes.append(problem.B)
             return original(problem, *args)
 
-        monkeypatch.setattr(streaming, name, spy)
+        monkeypatch.setattr(backend, name, spy)
     return sizes
 
 

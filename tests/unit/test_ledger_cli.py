@@ -164,6 +164,32 @@ def ncu(tmp_path, monkeypatch):
     return install
 
 
+def test_a_record_is_held_against_the_model_again(ncu, tmp_path) -> None:
+    """The counters and where they come from stay; the prediction is made anew."""
+    ncu(3 * 1024 * 64 * 2)
+    path, again = tmp_path / "record.json", tmp_path / "again.json"
+    call("ledger", "--measure", "--hardware", "h200", "--n", "1024", "--json", str(path))
+    record = json.loads(path.read_text())
+    record["results"][0]["predicted"]["read"] = 1
+    path.write_text(json.dumps(record))
+    result = call("ledger", "--against", str(path), "--json", str(again))
+    assert result.exit_code == 0, result.output
+    written = json.loads(again.read_text())
+    assert (record["created"], record["environment"]) == (written["created"], written["environment"])
+    assert 3 * 1024 * 64 * 2 == written["results"][0]["predicted"]["read"]
+    assert record["results"][-1] == written["results"][-1]  # what was skipped stays skipped
+
+
+def test_other_records_have_no_counters(tmp_path) -> None:
+    path = tmp_path / "record.json"
+    path.write_text(json.dumps({"kind": "verify", "results": []}))
+    result = call("ledger", "--hardware", "h200", "--against", str(path))
+    assert (2, True) == (
+        result.exit_code,
+        "expected one of `ledger --measure`, got kind 'verify'" in result.output,
+    )
+
+
 def test_measure_writes_a_record_with_counters_beside_predictions(ncu, tmp_path) -> None:
     ncu(3 * 1024 * 64 * 2)  # q, k and v of one head once
     path = tmp_path / "record.json"

@@ -279,3 +279,16 @@ def test_the_profiled_eager_form_is_attention(causal) -> None:
     torch.testing.assert_close(workload.eager(q, k, v, causal), expected)
     torch.testing.assert_close(workload.implementation("sdpa")(q, k, v, causal), expected)
     torch.testing.assert_close(workload.implementation("streaming")(q, k, v, causal), expected)
+
+
+def test_the_model_holds_against_the_counters_of_an_h200() -> None:
+    """Every eager call of the record and every one of ours up to where the replay takes long: all of those near the L2."""
+    record = json.loads((Path(__file__).parents[2] / "results" / "h200" / "ledger.json").read_text())
+    small = [
+        row
+        for row in record["results"]
+        if row["candidate"] != "sdpa" and row["shape"]["heads"] * row["shape"]["length"] ** 2 <= 2**27
+    ]
+    assert len(small) > 40
+    found = profilers.again(record | {"results": small}, H200).compared
+    assert [] == [str(case) for case, beside in found if not beside.holds(H200)]

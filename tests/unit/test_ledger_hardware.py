@@ -116,17 +116,19 @@ def gpu(monkeypatch, **properties):
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda))
 
 
-def test_a_known_gpu_takes_units_and_cache_from_its_driver(monkeypatch) -> None:
+@pytest.mark.parametrize(("reported", "taken"), [(60, 50), (25, 25)])
+def test_a_known_gpu_takes_units_and_a_smaller_cache_from_its_driver(monkeypatch, reported, taken) -> None:
+    """A partition has less than the table says; more than that was reported and did not serve."""
     gpu(
         monkeypatch,
         name="NVIDIA H200",
-        multi_processor_count=132,
+        multi_processor_count=66,
         total_memory=150 << 30,
-        L2_cache_size=60 << 20,
+        L2_cache_size=reported << 20,
     )
     row = hardware.detect()
-    assert (row.name, row.units.value, row.l2_size.value) == ("h200", 132, 60)
-    assert row.l2_size.source == "driver"
+    assert (row.name, row.units.value, row.l2_size.value) == ("h200", 66, taken)
+    assert ("driver" == row.l2_size.source) == (taken == reported)
 
 
 def test_two_cards_of_one_name_are_told_apart_by_their_memory(monkeypatch) -> None:

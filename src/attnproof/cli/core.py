@@ -334,8 +334,15 @@ def explain(
     return answer.chosen is not None
 
 
-def doctor(json_path: JsonOption = None) -> bool:
+def doctor(
+    amd: Annotated[
+        bool, typer.Option("--amd", help="Examine backend dot2 on an AMD GPU without matrix units.")
+    ] = False,
+    json_path: JsonOption = None,
+) -> bool:
     """Versions, devices, and every backend with a small self-test or the reason why it is not used here."""
+    if amd:
+        return _doctor_amd(json_path)
     facts = machine()
     console = out_console()
     extras = {name: facts["packages"][name] or f"not installed: {how}" for name, how in OPTIONAL.items()}
@@ -368,3 +375,12 @@ def doctor(json_path: JsonOption = None) -> bool:
         {"command": "doctor", "holds": holds, "machine": facts, "simd": simd_target(), "backends": tests},
     )
     return holds
+
+
+def _doctor_amd(json_path: JsonOption) -> bool:
+    from attnproof.backends.dot2 import doctor as examiner
+
+    document = examiner.examine()
+    show(out_console(), "backend dot2", "what", "is", rows=examiner.as_rows(document))
+    write_json(json_path, document)
+    return bool(document["holds"])

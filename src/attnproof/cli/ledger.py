@@ -81,6 +81,10 @@ def ledger(
     measure: Annotated[
         bool, typer.Option("--measure", help="Count with ncu or rocprof, beside the model.")
     ] = False,
+    against: Annotated[
+        Path | None,
+        typer.Option("--against", metavar="RECORD", help="Hold the model against a record's counters again."),
+    ] = None,
     impl: Annotated[list[str] | None, typer.Option(help="With --measure: eager, sdpa or a backend.")] = None,
     replay: Annotated[str, typer.Option(help="With --measure: ncu's replay mode.")] = "application",
     explore: Annotated[
@@ -93,6 +97,8 @@ def ledger(
         return _tables(documents, json_path)
     if explore is not None:
         return _explorer(explore)
+    if against is not None:
+        return _against(against, hardware, json_path)
     if measure:
         return _measure(hardware, n, causal, dtype.value, impl, replay, json_path)
     from ..ledger.hardware import resolve
@@ -191,12 +197,40 @@ def _measure(
     return all(found.holds(device) for _, found in measured.compared)
 
 
+def _against(path: Path, hardware: str | None, json_path: Path | None) -> bool:
+    """Today's model beside the counters of a record; what was counted, and on what, stays as it is."""
+    import json
+
+    from ..ledger import profilers
+    from ..ledger.hardware import resolve
+    from ..verify.records import commit_of
+    from . import _ledger
+    from ._common import progress
+
+    kept = json.loads(path.read_text(encoding="utf-8"))
+    device = resolve(hardware or kept.get("protocol", {}).get("hardware", {}).get("name"))
+    with progress("predicting", len(kept.get("results", ()))) as tick:
+        measured = profilers.again(kept, device, lambda _: tick())
+    _ledger.measured_table(out_console(), measured, device)
+    skipped = [row for row in kept["results"] if row["status"] == "SKIP"]
+    root = Path(__file__).parents[3]
+    protocol = kept["protocol"] | {
+        "hardware": _ledger.hardware_data(device),
+        "predicted_by": commit_of(root)["commit"],
+    }
+    write_json(json_path, kept | {"protocol": protocol, "results": [*_results(measured, device), *skipped]})
+    return all(found.holds(device) for _, found in measured.compared)
+
+
+def _results(measured: Measured, device: Hardware) -> list[dict[str, Any]]:
+    return [found.as_result(device, str(case), vars(case)) for case, found in measured.compared]
+
+
 def _record(measured: Measured, device: Hardware) -> dict[str, Any]:
     """The measurement under the project's record schema."""
     from ..verify.records import record
     from . import _ledger
 
-    results = [found.as_result(device, str(case), vars(case)) for case, found in measured.compared]
     skipped = [
         {"candidate": case.implementation, "case": str(case), "status": "SKIP", "reason": reason}
         for case, reason in measured.skipped
@@ -207,7 +241,7 @@ def _record(measured: Measured, device: Hardware) -> dict[str, Any]:
         "before_each_call": "one warm-up call, then unrelated memory of four times the L2 is read",
         "hardware": _ledger.hardware_data(device),
     }
-    return record("ledger", protocol, [*results, *skipped], device="cuda")
+    return record("ledger", protocol, [*_results(measured, device), *skipped], device="cuda")
 
 
 def plan(

@@ -219,9 +219,9 @@ def _read_toml(path: Path) -> dict[str, Any]:
 def detect() -> Hardware:
     """This machine's device: its CUDA or ROCm GPU where torch sees one, else its CPU.
 
-    A GPU of the table keeps the table's rates, and takes the number of units and the cache size from the
-    driver, which knows about partitions. One that is not in the table is refused: its bandwidth is not for
-    guessing.
+    A GPU of the table keeps the table's rates, and takes the number of units from the driver, which knows about
+    partitions, and the cache where the driver knows of less: what it reports above the data sheet does not serve
+    (docs/06_numbers, the L2 of an H200). One that is not in the table is refused: its bandwidth is not for guessing.
     """
     properties = _gpu_properties()
     if properties is None:
@@ -234,9 +234,9 @@ def detect() -> Hardware:
         )
     changes: dict[str, Any] = {"measured": ("units",)}
     changes["units"] = Figure(float(properties.multi_processor_count), "units", "driver")
-    cache = int(getattr(properties, "L2_cache_size", 0))
-    if cache > 0:
-        changes["l2_size"] = Figure(cache / MIB, "MiB", "driver")
+    cache = int(getattr(properties, "L2_cache_size", 0)) / MIB
+    if 0 < cache < row.l2_size.value:
+        changes["l2_size"] = Figure(cache, "MiB", "driver")
         changes["measured"] = ("units", "l2_size")
     return replace(row, title=title, **changes)
 

@@ -11,7 +11,7 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
@@ -130,6 +130,22 @@ def _table(output: Path) -> str:
     return "".join(path.read_text(encoding="utf-8", errors="replace") for path in found[:1])
 
 
+def again(record: dict[str, Any], hardware: Hardware, tick: Callable[[str], Any] | None = None) -> Measured:
+    """The counters of a record beside today's model, which may not be the one that the record was written with."""
+    if record.get("kind") != "ledger":
+        raise CounterError(f"record: expected one of `ledger --measure`, got kind {record.get('kind')!r}")
+    compared: list[tuple[Case, Compared]] = []
+    for row in record["results"]:
+        if row["status"] == "SKIP":
+            continue
+        case = Case(**row["shape"])
+        compared.append((case, _beside(case, [Counted(**kernel) for kernel in row["kernels"]], hardware)))
+        if tick is not None:
+            tick(str(case))
+    protocol = record["protocol"]
+    return Measured(protocol["tool"], tuple(protocol["command"]), tuple(compared), ())
+
+
 def join(
     made: Sequence[dict[str, Any]], kernels: Sequence[Counted], hardware: Hardware
 ) -> tuple[tuple[tuple[Case, Compared], ...], tuple[tuple[Case, str], ...]]:
@@ -144,11 +160,15 @@ def _compared(
     ran: Sequence[Case], parts: Sequence[Sequence[Counted]], hardware: Hardware
 ) -> Iterator[tuple[Case, Compared]]:
     for case, part in zip(ran, parts, strict=True):
-        call = Call.dense(
-            case.length,
-            heads=case.heads,
-            head_dim=case.head_dim,
-            dtype=case.dtype,
-            mask=causal() if case.causal else None,
-        )
-        yield case, counters.compare(case.implementation, case.direction, call, part, hardware)
+        yield case, _beside(case, part, hardware)
+
+
+def _beside(case: Case, part: Sequence[Counted], hardware: Hardware) -> Compared:
+    call = Call.dense(
+        case.length,
+        heads=case.heads,
+        head_dim=case.head_dim,
+        dtype=case.dtype,
+        mask=causal() if case.causal else None,
+    )
+    return counters.compare(case.implementation, case.direction, call, part, hardware)

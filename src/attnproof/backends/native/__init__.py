@@ -47,7 +47,7 @@ def forward(problem: Problem, tensors: Tensors) -> tuple[Array, Array]:
         used = int(tensors.cu_q[-1])
         out[:, used:], lse[:, used:] = 0, -np.inf
     where = (_sink_dtype(tensors), loader.threads(), loader.simd())
-    loader.kernels().forward(problem, _with_slopes(problem, tensors), out, lse, *where)
+    loader.kernels().forward(problem, _as_read(problem, tensors), out, lse, *where)
     return out, lse
 
 
@@ -67,13 +67,13 @@ def backward(
     ``passes`` forces one pass over the scores (dQ, dK and dV together, where one thread can own a head) or two (dQ by
     query tile, then dK and dV by key tile); 0 lets the call choose. The bits are the same.
     """
-    if problem.rows == "paged":
-        raise Unsupported(
-            name, "no gradient through pages, which sequences may share; use dense or packed keys"
-        )
+    if problem.rows in ("cached", "paged"):
+        raise Unsupported(name, "no gradient through a cache written in place; use dense or packed keys")
     grads = _empty_grads(problem, tensors, needs)
     where = (_sink_dtype(tensors), loader.threads(), loader.simd())
-    given = _with_slopes(problem, tensors)
+    # statistics are read by index; a mapped axis (torch.func) may hand them over expanded
+    lse = np.ascontiguousarray(lse)
+    given = _as_read(problem, tensors)
     loader.kernels().backward(problem, given, out, lse, dout, dlse, tuple(grads), *where, passes)
     return grads
 
@@ -98,10 +98,6 @@ def _empty_grads(problem: Problem, tensors: Tensors, needs: frozenset[str]) -> G
         for x, cu in ((dq, tensors.cu_q), (dk, tensors.cu_k), (dv, tensors.cu_k)):
             if x is not None:
                 x[:, int(cu[-1]) :] = 0
-    if problem.rows == "cached":  # keys past the valid length
-        for x in (dk, dv):
-            if x is not None:
-                x[...] = 0
     if "bias" in needs and problem.bias_shape is not None:
         dbias = np.empty(problem.bias_shape, storage_dtype(problem.bias_dtype))
     if "alibi_slopes" in needs and problem.has_alibi:
@@ -111,14 +107,19 @@ def _empty_grads(problem: Problem, tensors: Tensors, needs: frozenset[str]) -> G
     return Grads(dq, dk, dv, dbias, dalibi, dsink)
 
 
-def _with_slopes(problem: Problem, tensors: Tensors) -> Tensors:
-    """Slopes in the dtype of lse, which is what the kernels read: beside float64 they may come in float32."""
-    slopes = tensors.alibi_slopes
-    return (
-        tensors
-        if slopes is None
-        else tensors._replace(alibi_slopes=slopes.astype(problem.lse_dtype, copy=False))
-    )
+def _as_read(problem: Problem, tensors: Tensors) -> Tensors:
+    """Small tensors as the kernels read them: index vectors contiguous, slopes in the dtype of lse.
+
+    Beside float64 slopes may come in float32, and read as float32 they would be plausible and wrong.
+    """
+    changed: dict[str, Any] = {
+        name: np.ascontiguousarray(x)
+        for name in ("cu_q", "cu_k", "lengths", "rng")
+        if (x := getattr(tensors, name)) is not None and not x.flags.c_contiguous
+    }
+    if tensors.alibi_slopes is not None:
+        changed["alibi_slopes"] = tensors.alibi_slopes.astype(problem.lse_dtype, copy=False)
+    return tensors._replace(**changed) if changed else tensors
 
 
 def _sink_dtype(tensors: Tensors) -> str:

@@ -24,8 +24,8 @@ TARGETS = (
     "gfx1201",
 )
 WIDTHS = (64, 128, 256)
-# what stands behind a target: measured on a device, or only compiled
-SUPPORT = {at: "measured on an H200" if at == "sm90" else "compiled only, untested" for at in TARGETS}
+# what stands behind a target: run on a device, or only compiled
+SUPPORT = {at: "run on an H200" if at == "sm90" else "compiled only, untested" for at in TARGETS}
 # one variant that reaches each kernel; the second list is compiled where it costs little to know more
 VARIANTS = ("causal", "cached")
 MORE = ("full", "softcap", "dropout", "bias", "keep", "bounds", "sink", "packed", "paged")
