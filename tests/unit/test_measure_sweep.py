@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -19,7 +20,8 @@ from attnproof.measure.journal import Journal  # noqa: E402
 from attnproof.measure.protocol import Protocol  # noqa: E402
 from attnproof.measure.shapes import Shape, parse  # noqa: E402
 from attnproof.measure.timer import Call, HostTimer  # noqa: E402
-from attnproof.measure.verdict import Judge  # noqa: E402
+from attnproof.measure.verdict import Judge, solved_by_torch  # noqa: E402
+from attnproof.verify.expected import expected  # noqa: E402
 
 QUICK = Protocol(warmup=1, timed=10, cold=False, slots=2)
 SHAPE = Shape(2, 4, 48, 16, Hkv=2, dtype="float32", causal=True)
@@ -153,6 +155,21 @@ def test_a_long_forward_is_judged_on_sampled_rows_with_the_last_among_them() -> 
     out[0, 0, -1] *= 1.01
     assert not judge("eager", "flash", {"out": out}).green
     assert "sampled rows" in judge.part
+
+
+def test_the_oracle_on_a_device_answers_as_on_the_host() -> None:
+    """Long gradients are judged by it; here torch's CPU stands for the device."""
+    shape = replace(SHAPE, dtype="bfloat16", run="both")
+    inputs = Judge(shape, sweep.make_inputs(shape, "cpu", 0)).inputs
+    host, device = expected(inputs), solved_by_torch(inputs, "cpu")
+    assert {"out", "dq", "dk", "dv"} == set(host.tensors) == set(device.tensors)
+    for name, terms in host.tensors.items():
+        for term, value in vars(terms).items():
+            assert np.allclose(value, getattr(device.tensors[name], term), rtol=1e-12, atol=1e-13), (
+                name,
+                term,
+            )
+    assert np.allclose(host.lse, device.lse) and np.array_equal(host.dead, device.dead)
 
 
 def test_ratios_are_the_first_candidates_time_over_the_others() -> None:

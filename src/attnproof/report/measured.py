@@ -6,16 +6,15 @@ No network, no dependency, light and dark, works from file://.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from html import escape
 from typing import Any
 
+from attnproof.report import measured_growth
+from attnproof.report.curves import LENGTH, Colours, Figure, Record, figure_of, machine, named, series_of
 from attnproof.report.html import TEMPLATES, Section, embed, table
 
-Record = dict[str, Any]
-Figure = dict[str, Any]
 KINDS = ("measure", "memory", "drift", "train")
-LENGTH = {"label": "N", "log": True, "powers": True}
 
 
 def render(records: Sequence[Record]) -> str:
@@ -61,21 +60,18 @@ def headline(records: Sequence[Record]) -> str:
     rows = [row for record in records for row in record["results"]]
     bad = [row for row in rows if row["status"] in ("FAIL", "INVALID", "POWERLESS")]
     skipped = sum(row["status"] == "SKIP" for row in rows)
-    words = f"{len(bad)} of {len(rows)} results do not hold" if bad else f"{len(rows) - skipped} results hold"
+    passed = sum(row["status"] == "PASS" for row in rows)
+    findings = sum(row["status"] == "FINDING" for row in rows)
+    words = f"{len(bad)} of {passed + len(bad)} results do not hold" if bad else f"{passed} results hold"
     machines = len({machine(record) for record in records})
     where = "one machine" if machines == 1 else f"{machines} machines"
     more = f", {skipped} not served" if skipped else ""
+    more += f"; {findings} of broken kernels shown beside them" if findings else ""
     kind = "bad" if bad else "good"
     return (
         f'<p class="headline {kind}">{words}{more}.</p>'
         f"<p>On {where}; a time stands only beside a green verdict.</p>"
     )
-
-
-def machine(record: Record) -> str:
-    """A short name: the device, or the processor where that is the device."""
-    environment = record["environment"]
-    return environment["cpu"] if environment["device"] == "cpu" else environment["device"]
 
 
 def facts(record: Record) -> str:
@@ -102,16 +98,6 @@ def facts(record: Record) -> str:
     return f'<dl class="facts">{body}</dl>'
 
 
-class Colours:
-    """The same colour for the same name on the whole page."""
-
-    def __init__(self) -> None:
-        self.known: dict[str, int] = {}
-
-    def __getitem__(self, name: str) -> int:
-        return self.known.setdefault(name, len(self.known))
-
-
 def _parts(records: Sequence[Record]) -> Iterator[tuple[str, str, str, dict[str, list[Figure]], str]]:
     """Title, key, leading sentence, figures by group and a table, for every section that has something to show."""
     colours = Colours()
@@ -119,35 +105,11 @@ def _parts(records: Sequence[Record]) -> Iterator[tuple[str, str, str, dict[str,
     if by_kind["measure"]:
         yield from _speed(by_kind["measure"], colours)
     if by_kind["memory"]:
-        yield _memory(by_kind["memory"], colours)
+        yield measured_growth.memory(by_kind["memory"], colours)
     if by_kind["drift"]:
-        yield _drift(by_kind["drift"], colours)
+        yield measured_growth.drift(by_kind["drift"], colours)
     if by_kind["train"]:
-        yield _train(by_kind["train"], colours)
-
-
-def _named(record: Record, name: str, records: Sequence[Record]) -> str:
-    """The candidate, and the machine where there is more than one."""
-    several = len({machine(one) for one in records}) > 1
-    return f"{name}, {machine(record)}" if several else name
-
-
-def _figure(
-    title: str, note: str, x: dict[str, Any], y: dict[str, Any], series: list[dict[str, Any]]
-) -> Figure:
-    return {"title": title, "note": note, "x": x, "y": y, "series": series, "limits": []}
-
-
-def _series(name: str, colours: Colours, points: Iterable[Sequence[float]], **how: bool) -> dict[str, Any]:
-    return {
-        "name": name,
-        "colour": colours[name],
-        "points": [list(point) for point in points],
-        "line": how.get("line", True),
-        "dots": how.get("dots", True),
-        "dashed": how.get("dashed", False),
-        "roof": how.get("roof", False),
-    }
+        yield measured_growth.train(by_kind["train"], colours)
 
 
 def _timed(records: Sequence[Record]) -> list[tuple[Record, dict[str, Any]]]:
@@ -171,26 +133,26 @@ def _speed(records: Sequence[Record], colours: Colours) -> Iterator[Any]:
         groups: dict[str, list[Figure]] = {}
         for group in dict.fromkeys(_group(row) for _, row in found):
             mine = [(record, row) for record, row in found if _group(row) == group]
-            names = dict.fromkeys(_named(record, row["candidate"], records) for record, row in mine)
+            names = dict.fromkeys(named(record, row["candidate"], records) for record, row in mine)
             figures = []
             for key, label, note in (
                 ("tflops", "TFLOP/s", "allowed pairs only, at the median"),
                 ("gbps", "GB/s", "q, k, v read and out written once, at the median"),
             ):
                 series = [
-                    _series(
+                    series_of(
                         name,
                         colours,
                         [
                             (row["shape"]["N"], row[key])
                             for record, row in mine
-                            if _named(record, row["candidate"], records) == name
+                            if named(record, row["candidate"], records) == name
                         ],
                     )
                     for name in names
                 ]
                 figures.append(
-                    _figure(f"{label} against N", note, LENGTH, {"label": label, "zero": True}, series)
+                    figure_of(f"{label} against N", note, LENGTH, {"label": label, "zero": True}, series)
                 )
             groups[group] = figures
         yield (
@@ -222,7 +184,7 @@ def _speed_table(records: Sequence[Record]) -> str:
                 rows.append(
                     [
                         case,
-                        _named(record, row["candidate"], records),
+                        named(record, row["candidate"], records),
                         row["status"],
                         "-",
                         "-",
@@ -237,7 +199,7 @@ def _speed_table(records: Sequence[Record]) -> str:
             rows.append(
                 [
                     case,
-                    _named(record, row["candidate"], records),
+                    named(record, row["candidate"], records),
                     row["status"],
                     f"{summary['median'] * 1e3:.4g}",
                     f"{summary['p95'] * 1e3:.4g}",
@@ -263,22 +225,22 @@ def _speed_table(records: Sequence[Record]) -> str:
 
 def _roofline(records: Sequence[Record], found: Any, colours: Colours) -> Any:
     series: list[dict[str, Any]] = []
-    for name in dict.fromkeys(_named(record, row["candidate"], records) for record, row in found):
+    for name in dict.fromkeys(named(record, row["candidate"], records) for record, row in found):
         points = [
             (row["roof"]["intensity"], row["tflops"])
             for record, row in found
-            if _named(record, row["candidate"], records) == name
+            if named(record, row["candidate"], records) == name
         ]
-        series.append(_series(name, colours, points, line=False))
+        series.append(series_of(name, colours, points, line=False))
     for record in records:
         roofs = record["protocol"]["roofs"]
         for dtype, rate in roofs["products"].items():
             corner = rate / roofs["copy"]
             ends = ((corner / 64, rate / 64 / 1e12), (corner, rate / 1e12), (corner * 64, rate / 1e12))
             series.append(
-                _series(_named(record, f"roof {dtype}", records), Colours(), ends, dots=False, roof=True)
+                series_of(named(record, f"roof {dtype}", records), Colours(), ends, dots=False, roof=True)
             )
-    figure = _figure(
+    figure = figure_of(
         "Roofline",
         "dashed: this machine's own copy and matrix-product probes; points above memory's slope come out of a cache",
         {"label": "FLOP per byte of q, k, v, out", "log": True},
@@ -287,7 +249,7 @@ def _roofline(records: Sequence[Record], found: Any, colours: Colours) -> Any:
     )
     rows = [
         (
-            _named(record, "", records).strip(", ") or machine(record),
+            named(record, "", records).strip(", ") or machine(record),
             f"{record['protocol']['roofs']['copy'] / 1e9:.3g}",
             ", ".join(
                 f"{dtype} {rate / 1e12:.3g}"
@@ -320,9 +282,9 @@ def _samples(records: Sequence[Record], found: Any, colours: Colours) -> Any:
                 continue
             ordered = sorted(row["samples"])
             points = [(second * 1e3, (at + 1) / len(ordered)) for at, second in enumerate(ordered)]
-            series.append(_series(_named(record, row["candidate"], records), colours, points, dots=False))
+            series.append(series_of(named(record, row["candidate"], records), colours, points, dots=False))
         groups[case] = [
-            _figure(
+            figure_of(
                 "Share of calls that were done within a time",
                 case,
                 {"label": "ms", "log": True},
@@ -336,128 +298,4 @@ def _samples(records: Sequence[Record], found: Any, colours: Colours) -> Any:
         "Every sample of a case; a long tail is the machine's, a second step often a second clock.",
         groups,
         "",
-    )
-
-
-def _memory(records: Sequence[Record], colours: Colours) -> Any:
-    groups: dict[str, list[Figure]] = {}
-    rows: list[list[Any]] = []
-    for record in records:
-        for row in record["results"]:
-            name = _named(record, row["candidate"], records)
-            exponent = row["exponent"]
-            if row["n"]:
-                points = [
-                    (n, size / 2**20) for n, size in zip(row["n"], row["bytes"], strict=True) if size > 0
-                ]
-                figure = groups.setdefault(
-                    row["case"],
-                    [
-                        _figure(
-                            "Peak memory against N",
-                            "over the inputs, forward and backward",
-                            LENGTH,
-                            {"label": "MiB", "log": True},
-                            [],
-                        )
-                    ],
-                )[0]
-                figure["series"].append(_series(name, colours, points))
-            shown = "-" if exponent is None else "{value:.2f} [{low:.2f}, {high:.2f}]".format(**exponent)
-            longest = f"{row['bytes'][-1] / 2**20:.1f} at N={row['n'][-1]}" if row["n"] else "-"
-            rows.append([row["case"], name, row["status"], shown, longest, row["reason"]])
-    columns = ("case", "candidate", "verdict", "exponent of N, 95%", "MiB at the longest", "")
-    return "Memory", "memory", "1 is linear, 2 quadratic.", groups, table(columns, rows)
-
-
-def _drift(records: Sequence[Record], colours: Colours) -> Any:
-    groups: dict[str, list[Figure]] = {}
-    rows: list[list[Any]] = []
-    for record in records:
-        for row in record["results"]:
-            name = _named(record, row["candidate"], records)
-            figures = groups.setdefault(
-                row["dtype"],
-                [
-                    _figure(
-                        "Error over its model (z) against N",
-                        "1 is what rounding alone explains",
-                        LENGTH,
-                        {"label": "z", "log": True},
-                        [],
-                    ),
-                    _figure(
-                        "RMS error against N",
-                        "outputs shrink with the number of keys, and so do their errors",
-                        LENGTH,
-                        {"label": "RMS", "log": True},
-                        [],
-                    ),
-                ],
-            )
-            for figure, key in zip(figures, ("z_rms", "rms"), strict=True):
-                points = [(point["n"], point[key]) for point in row["points"]]
-                figure["series"].append(_series(name, colours, points, dashed=row["status"] == "FINDING"))
-            if row["dtype"] in ("float16", "bfloat16"):
-                figures[0]["limits"] = [{"y": record["protocol"]["band"], "label": "limit of verify"}]
-            slope = (
-                "-"
-                if row["slope"] is None
-                else "{value:+.3f} [{low:+.3f}, {high:+.3f}]".format(**row["slope"])
-            )
-            rows.append([row["dtype"], name, row["status"], slope, row["reason"]])
-    rows_html = table(("dtype", "candidate", "verdict", "slope of z, 95%", ""), rows)
-    return (
-        "Drift",
-        "drift",
-        "A correct kernel is flat at every length; one that accumulates in a half type rises.",
-        groups,
-        rows_html,
-    )
-
-
-def _train(records: Sequence[Record], colours: Colours) -> Any:
-    groups: dict[str, list[Figure]] = {}
-    rows: list[list[Any]] = []
-    for record in records:
-        for row in record["results"]:
-            name = _named(record, row["candidate"], records)
-            label = name if not row["seed"] else f"{name}, other seeds"
-            figure = groups.setdefault(
-                row["case"],
-                [
-                    _figure(
-                        "Loss against step",
-                        "one seed for all attentions; other seeds dashed",
-                        {"label": "step"},
-                        {"label": "loss"},
-                        [],
-                    )
-                ],
-            )[0]
-            points = [(step + 1, loss) for step, loss in enumerate(row["losses"])]
-            known = {series["name"] for series in figure["series"]}
-            series = _series(label, colours, points, dots=False, dashed=bool(row["seed"]))
-            figure["series"].append(series | ({"name": f"{label} ({row['seed']})"} if label in known else {}))
-            apart = "-" if "spread" not in row else f"{row['difference']:.4f}, seeds {row['spread']:.4f}"
-            speed, peak = f"{row['tokens_per_second']:.0f}", f"{row['peak_bytes'] / 2**20:.0f}"
-            rows.append(
-                [
-                    row["case"],
-                    name,
-                    row["seed"],
-                    row["status"],
-                    f"{row['final_loss']:.4f}",
-                    apart,
-                    speed,
-                    peak,
-                ]
-            )
-    columns = ("model", "attention", "seed", "verdict", "final loss", "difference", "tokens/s", "peak MiB")
-    return (
-        "Training",
-        "train",
-        "Curves of one seed must lie closer together than seeds do.",
-        groups,
-        table(columns, rows),
     )
