@@ -102,6 +102,7 @@ PARITY: tuple[Case, ...] = (
     Case("window", M=70, N=100, options={"window": (20, 5)}, **SMALL),
     Case("D 128", M=65, N=33, D=128, Dv=128, options={"causal": True}, **SMALL),
     Case("D 80 and Dv 40", M=21, N=37, D=80, Dv=40, **SMALL),
+    Case("D 512", M=9, N=20, D=512, Dv=512, options={"causal": True}, **SMALL),
     Case("D 59, not aligned", M=21, N=37, D=59, Dv=24, **SMALL),
     Case("mask by tiles", M=70, N=100, keep="11MN", dead=(2,), first_key=66, **SMALL),
     Case("mask of every head, bfloat16", keep="BHMN", **{**SMALL, "dtype": "bfloat16"}),

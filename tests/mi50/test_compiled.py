@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import ctypes
+import importlib.util
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tools import mi50_matrix
+import torch
 
+import attnproof
 from attnproof import gcn
+from attnproof.backends import dot2
 from attnproof.backends.dot2 import arguments, configs, planned, prebuilt, source
 from attnproof.backends.dot2.source import Kernel
 from attnproof.backends.dot2.variants import Variant
@@ -19,7 +24,22 @@ from attnproof.problem import Problem
 
 from .interpreter import Interpreter, compiled
 
-RECORD = Path(__file__).parents[2] / "results" / "compile" / "gfx.json"
+ROOT = Path(__file__).parents[2]
+
+
+def _tool() -> Any:
+    """The tool that makes the record; tools is a folder, not a package."""
+    spec = importlib.util.spec_from_file_location("mi50_matrix", ROOT / "tools" / "mi50_matrix.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+mi50_matrix = _tool()
+RECORD = ROOT / "results" / "compile" / "gfx.json"
 CLOCK, UNITS = 1.725e9, 60
 
 
@@ -136,18 +156,12 @@ def shape(keys: int) -> Variant:
 @pytest.fixture(scope="module")
 def inner_loop() -> gcn.Counts:
     """What one more tile of 32 keys costs a workgroup of the forward pass at head dim 128, full tiles only."""
-    import torch
-
-    from attnproof.backends import dot2
-
     made = []
     for keys in (64, 96):
         q, k = (
             torch.randn(1, 1, n, 128, generator=torch.Generator().manual_seed(n)).half() for n in (64, keys)
         )
         run = Interpreter(counting=True)
-        import attnproof
-
         with dot2.running_on(run):
             attnproof.attention(q, k, k, backend="dot2")
         made.append(run.counts[0][1])
@@ -191,8 +205,6 @@ def test_the_modelled_bound_is_19_tflops_with_full_overlap(inner_loop: gcn.Count
 
 def test_the_same_source_compiles_for_cuda(tmp_path: Path) -> None:
     """To PTX only; it is not run here."""
-    import subprocess
-
     program = shutil.which(prebuilt.CLANG)
     assert program is not None
     given, made = tmp_path / "kernel.cu", tmp_path / "kernel.ptx"

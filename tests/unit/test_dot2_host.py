@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from attnproof import dispatch
 from attnproof.backends import dot2
-from attnproof.backends.dot2 import arguments, compiler, configs, libraries, source
+from attnproof.backends.dot2 import arguments, compiler, configs, gate, libraries, source
 from attnproof.backends.dot2.variants import Variant, folds, pairwise
 from attnproof.problem import Problem
 
@@ -157,3 +158,36 @@ def test_a_kept_code_object_is_found_again_and_a_broken_one_is_not(
     assert compiler.ELF + b"rest" == compiler.read_cache(key)
     compiler.write_cache(key, b"half a file")
     assert compiler.read_cache(key) is None
+
+
+def self_tested(errors: dict[str, float], monkeypatch: pytest.MonkeyPatch) -> tuple[str | None, int]:
+    """The gate's verdict, asked for twice, and how often the self-test ran for it."""
+    ran = []
+
+    def run(index: int) -> dict[str, float]:
+        ran.append(index)
+        return errors
+
+    monkeypatch.setattr(gate, "self_test", run)
+    runtime = SimpleNamespace(compiler=SimpleNamespace(version="hiprtc 9.0"), driver=60300000)
+    device = SimpleNamespace(architecture="gfx906", runtime=runtime)
+    verdicts = {gate._remembered(device, 0) for _ in range(2)}
+    assert 1 == len(verdicts)
+    return verdicts.pop(), len(ran)
+
+
+def test_a_self_test_that_held_is_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert (None, 1) == self_tested({"out": 1e-3, "lse": 1e-6}, monkeypatch)
+
+
+@pytest.mark.parametrize("error", [0.5, float("nan"), float("inf")])
+def test_a_self_test_that_failed_closes_the_gate_and_is_tried_again(
+    error: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """NaN is larger than nothing: a comparison alone would let it through."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    reason, ran = self_tested({"out": error, "lse": 1e-6}, monkeypatch)
+    assert reason is not None
+    assert reason.startswith("failed its self-test on gfx906")
+    assert 2 == ran
