@@ -144,14 +144,25 @@ def test_an_error_of_a_against_itself_raises_the_resolution() -> None:
     assert ("AMBIGUOUS", 0.04, 0.02) == (verdict, pytest.approx(delta), pytest.approx(error))
 
 
-def test_the_budget_of_wall_time_ends_a_comparison() -> None:
+@pytest.mark.parametrize(("median", "spent"), [(0.0, 30.0), (0.009, 30.0), (0.03, 80.0)])
+def test_wall_time_ends_a_comparison_later_where_it_looks_like_a_difference(
+    median: float, spent: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    undecided = ("AMBIGUOUS", Interval(median, -1.0, 1.0), 0.01, 0.0)
+    monkeypatch.setattr("attnproof.measure.gate.judge", lambda *_: undecided)
     clock = iter(np.arange(0.0, 1000.0, 10.0))
-    gate = Gate(seconds=25.0, budget=10**6, batch=100)
-    found = compare(
-        subject("a"), subject("b"), model(1.0, 1, jitter=0.5), gate, clock=lambda: float(next(clock))
-    )
-    spent = 90.0 if abs(np.log(found.ratio.value)) > np.log1p(found.delta) else 30.0
+    gate = Gate(seconds=25.0, budget=10**6, batch=10)
+    found = compare(subject("a"), subject("b"), model(1.0, 1), gate, clock=lambda: float(next(clock)))
     assert ("AMBIGUOUS", spent) == (found.verdict, found.seconds)
+
+
+def test_scatter_of_a_against_itself_does_not_raise_the_resolution() -> None:
+    """It is in the interval of B over A already, and would hide a real change on a noisy machine."""
+    rng = np.random.default_rng(6)
+    own, diff = 0.2 * rng.standard_normal(200), 0.03 + 0.001 * rng.standard_normal(400)
+    verdict, _, delta, error = judge(own, diff, 0.01)
+    assert 2 * error > np.log1p(0.01)
+    assert ("REGRESSED", np.log1p(0.01)) == (verdict, delta)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,8 @@ of the median log-ratio decides, or the budget ends.
     REGRESSED   the interval lies above +delta        IMPROVED   it lies below -delta
     SAME        it lies within +-delta                AMBIGUOUS  the budget ended first
 
-``delta`` is the larger of the asked-for threshold and twice the error seen between A and its twin. A difference must
+``delta`` is the asked-for threshold, or twice the error between A and its twin where that error's own 99% interval leaves
+out 0 and it is larger. A difference must
 also show in the second half of the samples alone: a neighbour that comes or goes once is no regression.
 """
 
@@ -110,8 +111,11 @@ def compare(
 def judge(own: Array, diff: Array, threshold: float) -> tuple[Verdict, Interval, float, float]:
     """Verdict, interval of log(B / A), delta and error of A against its twin, from the log-ratios so far."""
     found = median_interval(diff, block=PER_GROUP * BLOCK)
-    aa_error = abs(float(np.median(own)))
-    delta = max(float(np.log1p(threshold)), 2 * aa_error)
+    twins = median_interval(own, block=2 * BLOCK)
+    aa_error, delta = abs(twins.value), float(np.log1p(threshold))
+    if twins.low > 0 or twins.high < 0:
+        # scatter around 0 is in the interval of B over A already; an error that excludes 0 is this machine's own
+        delta = max(delta, 2 * aa_error)
     verdict = decide(found, delta)
     if verdict == "SAME" and delta > 1.5 * threshold:
         verdict = "AMBIGUOUS"  # a coarse resolution must not pass for equality
