@@ -26,7 +26,7 @@ struct Forward {
   Lanes<T>* lanes;
   TileInputs<In> inputs;
   T *qt, *o, *m, *l, *alpha, *kp, *vp, *s, *other_s, *rowbuf, *result;
-  const In **krow, **vrow;
+  const In **krow, **vrow, **next_k;
   bool plain;                     // no modifiers, no dropout: whole tiles of whole blocks overlap
   Waiting<T>* waiting;
   const Block* waiting_block = nullptr;
@@ -53,6 +53,7 @@ struct Forward {
     inputs.allocate(a, arena, rowbuf);
     krow = arena.take<const In*>(kTileKeys);
     vrow = arena.take<const In*>(kTileKeys);
+    next_k = arena.take<const In*>(narrow ? kTileKeys : 0);
   }
 
   void run(const Item& item, char* partial) {
@@ -131,7 +132,7 @@ struct Forward {
       if (!rows_serve(keys, &side)) pack_keys(krow, keys, element_stride(a, a.k), a.D, kp, rowbuf);
       pack_values(vrow, keys, element_stride(a, a.v), a.Dv, kPanelKeys, vp, rowbuf);
     }
-    const long ahead = narrow ? 0 : next_rows(seq, hk, t0 + kTileKeys);
+    const long ahead = next_rows(seq, hk, t0 + kTileKeys);
     for (long k = 0; k < lanes->blocks; ++k) {
       prefetch(ahead * k / lanes->blocks, ahead * (k + 1) / lanes->blocks);
       const Block& block = lanes->block[k];
@@ -184,6 +185,11 @@ struct Forward {
   // rows of the tile after this one; their number
   long next_rows(const Sequence& seq, long hk, long t0) {
     const long keys = min_of(kTileKeys, min_of(lanes->key_hi, seq.N) - t0);
+    if (narrow) {  // where there are no more keys, any address will do
+      if (keys > 0) key_rows(a, a.k, seq, hk, t0, keys, next_k);
+      for (long j = max_of(keys, 0); j < kTileKeys; ++j) next_k[j] = krow[0];
+      return 0;
+    }
     if (keys <= 0) return 0;
     key_rows(a, a.k, seq, hk, t0, keys, krow);
     key_rows(a, a.v, seq, hk, t0, keys, vrow);
@@ -194,8 +200,8 @@ struct Forward {
   void prefetch(long begin, long end) const {
     for (long j = begin; j < end; ++j) {
       const char *k = reinterpret_cast<const char*>(krow[j]), *v = reinterpret_cast<const char*>(vrow[j]);
-      for (long byte = 0; byte < a.D * long(sizeof(In)); byte += 64) __builtin_prefetch(k + byte, 0, 3);
-      for (long byte = 0; byte < a.Dv * long(sizeof(In)); byte += 64) __builtin_prefetch(v + byte, 0, 3);
+      for (long byte = 0; byte < a.D * long(sizeof(In)); byte += 64) __builtin_prefetch(k + byte, 0, 2);
+      for (long byte = 0; byte < a.Dv * long(sizeof(In)); byte += 64) __builtin_prefetch(v + byte, 0, 2);
     }
   }
 
@@ -211,7 +217,7 @@ struct Forward {
     const long valid = min_of(range.end, keys);
     scores_narrow<In>(block.vecs, krow, vrow, valid, range, q, block.lanes, a.D, a.Dv, s);
     softmax(seq, block, t0, keys, range);
-    values_narrow<In>(block.vecs, vrow, valid, range, s, block.lanes, a.Dv, alpha, out);
+    values_narrow<In>(block.vecs, vrow, next_k, valid, range, s, block.lanes, a.Dv, alpha, out);
   }
 
   void softmax(const Sequence& seq, const Block& block, long t0, long keys, Range range) {

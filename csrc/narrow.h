@@ -3,7 +3,8 @@
 // Computes: s[key][r] = q[r] . k[key] and O[r] = O[r] * alpha[r] + sum_key p[key][r] v[key]; storage types are widened in
 //   registers, so that each byte of the cache is read once.
 // Shapes: q [r][channels, padded with zeros], s [key][W], O [r][channels, padded].
-// Invariants: only rows of valid keys are read; values are prefetched while keys are multiplied.
+// Invariants: only rows of valid keys are read; values are prefetched while keys are multiplied, the next keys while values
+//   are summed.
 #pragma once
 
 #include "rows.h"
@@ -106,7 +107,7 @@ inline void dot_tile(const In* const* krow, const In* const* vrow, long begin, l
     for (int u = 0; u < KEYS; ++u) {
       keys[u] = krow[min_of(j + u, end - 1)];
       const char* ahead = reinterpret_cast<const char*>(vrow[min_of(j + u, end - 1)]);
-      for (long byte = 0; byte < Dv * long(sizeof(In)); byte += 64) __builtin_prefetch(ahead + byte);
+      for (long byte = 0; byte < Dv * long(sizeof(In)); byte += 64) __builtin_prefetch(ahead + byte, 0, 2);
     }
     dot_rows<In, KEYS, R>(keys, q, D, out);
     for (int u = 0; u < KEYS && j + u < end; ++u)
@@ -126,9 +127,10 @@ inline void scores_narrow(int vecs, const In* const* krow, const In* const* vrow
 }
 
 // R rows by C vectors of channels, over all keys of the range
+// next: rows of keys to come; a line of each travels to L2 with the values of one key, so that memory is never idle
 template <class In, int R, int C, bool kTail>
-ATTN_INLINE void sum_values(const In* const* vrow, long begin, long end, const float* p, long width, long x, long tail,
-                            const float* alpha, float* o, long ldo) {
+ATTN_INLINE void sum_values(const In* const* vrow, const In* const* next, long begin, long end, const float* p,
+                            long width, long x, long tail, const float* alpha, float* o, long ldo) {
   constexpr int L = kLanes<float>;
   Vec<float> acc[R][C];
   ATTN_UNROLL
@@ -136,7 +138,9 @@ ATTN_INLINE void sum_values(const In* const* vrow, long begin, long end, const f
     ATTN_UNROLL
     for (int c = 0; c < C; ++c) acc[r][c] = Vec<float>{};
   }
+  const bool new_line = x * long(sizeof(In)) % 64 == 0;
   for (long j = begin; j < end; ++j) {
+    if (new_line) __builtin_prefetch(next[j] + x, 0, 2);
     Vec<float> v[C];
     ATTN_UNROLL
     for (int c = 0; c < C; ++c) v[c] = kTail ? load_tail(vrow[j] + x, tail) : load_as(vrow[j] + x + c * L);
@@ -158,23 +162,24 @@ ATTN_INLINE void sum_values(const In* const* vrow, long begin, long end, const f
 }
 
 template <class In, int R>
-inline void value_tile(const In* const* vrow, long begin, long end, const float* p, long width, long Dv,
-                       const float* alpha, float* o) {
+inline void value_tile(const In* const* vrow, const In* const* next, long begin, long end, const float* p, long width,
+                       long Dv, const float* alpha, float* o) {
   constexpr int L = kLanes<float>, C = R >= 8 ? 1 : R == 4 ? 2 : 4;
   const long ldo = round_up(Dv, L);
   long x = 0;
-  for (; x + C * L <= Dv; x += C * L) sum_values<In, R, C, false>(vrow, begin, end, p, width, x, 0, alpha, o, ldo);
-  for (; x + L <= Dv; x += L) sum_values<In, R, 1, false>(vrow, begin, end, p, width, x, 0, alpha, o, ldo);
-  if (x < Dv) sum_values<In, R, 1, true>(vrow, begin, end, p, width, x, Dv - x, alpha, o, ldo);
+  for (; x + C * L <= Dv; x += C * L)
+    sum_values<In, R, C, false>(vrow, next, begin, end, p, width, x, 0, alpha, o, ldo);
+  for (; x + L <= Dv; x += L) sum_values<In, R, 1, false>(vrow, next, begin, end, p, width, x, 0, alpha, o, ldo);
+  if (x < Dv) sum_values<In, R, 1, true>(vrow, next, begin, end, p, width, x, Dv - x, alpha, o, ldo);
 }
 
 template <class In>
-inline void values_narrow(int vecs, const In* const* vrow, long valid, Range range, const Acc<In>* p, long rows,
-                          long Dv, const Acc<In>* alpha, Acc<In>* o) {
+inline void values_narrow(int vecs, const In* const* vrow, const In* const* next, long valid, Range range,
+                          const Acc<In>* p, long rows, long Dv, const Acc<In>* alpha, Acc<In>* o) {
   // lanes past `rows` hold zero queries: their sums are computed and never stored
   if constexpr (sizeof(Acc<In>) == 4) {
     const auto tile = rows > 4 ? value_tile<In, 8> : rows > 2 ? value_tile<In, 4> : rows > 1 ? value_tile<In, 2> : value_tile<In, 1>;
-    tile(vrow, range.begin, valid, p, vecs * kLanes<float>, Dv, alpha, o);
+    tile(vrow, next, range.begin, valid, p, vecs * kLanes<float>, Dv, alpha, o);
   }
 }
 

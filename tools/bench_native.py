@@ -292,19 +292,21 @@ def cases(rounds: int) -> list[tuple[str, float, Callable[[], dict[str, Any]]]]:
 
 
 MEMORY = """
-import os, resource
 import numpy as np
 from attnproof.backends import native
 from attnproof.problem import Options, bind
 rng = np.random.default_rng(0)
 q, k, v, dout = (rng.standard_normal((1, 8, 16384, 64), dtype=np.float32) for _ in range(4))
 problem, tensors = bind(q, k, v, Options(causal=True))
-with open("/proc/self/statm") as statm:
-    before = int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+# not ru_maxrss: a new process inherits that of the one that started it
+def status(field):
+    lines = open("/proc/self/status").read().splitlines()
+    return 1024 * next(int(line.split()[1]) for line in lines if line.startswith(field))
+before = status("VmRSS")
 out, lse = native.forward(problem, tensors)
 grads = native.backward(problem, tensors, out, lse, dout, None, frozenset("qkv"))
 held = sum(x.nbytes for x in (out, lse, *grads[:3]))
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before - held)
+print(status("VmHWM") - before - held)
 """
 
 
