@@ -58,6 +58,25 @@ def test_waves_exchange_values_through_lds(assemble: Any, order: str) -> None:
     assert (4 * 10, 4 * 2, 1) == (counts.instructions, counts.classes["lds"], counts.workgroups)
 
 
+def test_a_load_may_overwrite_the_result_of_a_load_in_flight_but_not_take_it_as_an_address(
+    assemble: Any,
+) -> None:
+    """Vector loads return in order: compilers let a second one reuse a register whose first value nobody wants."""
+    text = (
+        LOAD
+        + """
+        global_load_dword v4, v3, s[8:9]
+        global_load_dword v4, SECOND, s[8:9]
+        s_waitcnt vmcnt(0)
+        global_store_dword v3, v4, s[8:9]
+        s_endpgm
+    """
+    )
+    run(assemble(text.replace("SECOND", "v3")))
+    with pytest.raises(gcn.Hazard, match="v4: used before s_waitcnt vmcnt covers"):
+        run(assemble(text.replace("SECOND", "v4")))
+
+
 @pytest.mark.parametrize("order", ORDERS)
 def test_a_missing_barrier_is_a_race_in_every_order(assemble: Any, order: str) -> None:
     """Also in an order in which the result happens to be right; old values from before an earlier barrier lie there."""

@@ -69,6 +69,13 @@ def touched_by(made: Instruction) -> frozenset[int]:
     return found
 
 
+def sources_of(made: Instruction) -> frozenset[int]:
+    """Numbers of the registers that a memory instruction reads: all of them where it returns nothing."""
+    flight = flight_of(made)
+    read = made.operands[1:] if flight is not None and flight.registers else made.operands
+    return frozenset(number for operand in read for number in registers_of(operand))
+
+
 def name_of(number: int) -> str:
     """v12, s3."""
     return f"v{number}" if number < _SCALAR else f"s{number - _SCALAR}"
@@ -125,7 +132,9 @@ class Scoreboard:
             return self._wait(state, made.modifiers["raw"])
         for counter, flights in (("vmcnt", state.vm), ("lgkmcnt", state.lgkm)):
             for owner in flights:
-                wrong = owner.registers & self.touched[at]
+                # results of one kind come back in order: a second load into the same register is the later one
+                ordered = flight is not None and flight.kind == owner.kind and flight.kind in ("vmem", "lds")
+                wrong = owner.registers & (sources_of(made) if ordered else self.touched[at])
                 if wrong:
                     names = ", ".join(name_of(number) for number in sorted(wrong))
                     source = self._by_address[owner.at]
