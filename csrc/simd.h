@@ -41,6 +41,7 @@ struct Types<float> {
   typedef float Vec __attribute__((vector_size(kBytes), may_alias));
   typedef float VecU __attribute__((vector_size(kBytes), aligned(1), may_alias));
   typedef int32_t IVec __attribute__((vector_size(kBytes), may_alias));
+  typedef uint32_t Wrap __attribute__((vector_size(kBytes), may_alias));
 };
 template <>
 struct Types<double> {
@@ -48,6 +49,7 @@ struct Types<double> {
   typedef double Vec __attribute__((vector_size(kBytes), may_alias));
   typedef double VecU __attribute__((vector_size(kBytes), aligned(1), may_alias));
   typedef int64_t IVec __attribute__((vector_size(kBytes), may_alias));
+  typedef uint64_t Wrap __attribute__((vector_size(kBytes), may_alias));
 };
 template <class T>
 using Vec = typename Types<T>::Vec;
@@ -55,6 +57,8 @@ template <class T>
 using VecU = typename Types<T>::VecU;
 template <class T>
 using IVec = typename Types<T>::IVec;
+template <class T>
+using Wrap = typename Types<T>::Wrap;  // integers whose sums may wrap around
 template <class T>
 using Int = typename Types<T>::Int;
 
@@ -198,7 +202,7 @@ ATTN_INLINE void exp2_each(Vec<T> (&x)[N], T factor) {
   ATTN_UNROLL
   for (int n = 0; n < N; ++n) {
     const IVec<T> tiny = t[n] < E::kTiny;  // false for NaN
-    x[n] = (Vec<T>)(((IVec<T>)y[n] + ((IVec<T>)t[n] << E::kMantissa)) & ~tiny);
+    x[n] = (Vec<T>)(((Wrap<T>)y[n] + ((Wrap<T>)t[n] << E::kMantissa)) & ~(Wrap<T>)tiny);
   }
 }
 template <class T>

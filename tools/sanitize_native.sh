@@ -25,5 +25,6 @@ if [ $# -eq 0 ]; then
 fi
 for simd in $("$PYTHON" -c "from attnproof.backends.native import loader; print(*loader.kernels().targets())"); do
   echo "sanitizers: $simd"
-  ATTNPROOF_SIMD=$simd "$PYTHON" -m pytest -q -p no:cacheprovider "$@"
+  # -s: a report that pytest had captured would be lost with the process
+  ATTNPROOF_SIMD=$simd "$PYTHON" -m pytest -q -s -p no:cacheprovider "$@"
 done

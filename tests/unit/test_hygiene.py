@@ -35,6 +35,7 @@ LAYERS = (
 FILE_LINES, FUNCTION_LINES = 450, 60
 KERNEL = "device code: most of its lines are the named arguments of one launch"
 LONG_FILES: dict[str, str] = {
+    "tests/gcn/test_checks.py": "one check of the interpreter after the other",
     "tests/gpu/test_cases.py": "one case after the other",
     "tests/unit/test_compat_transformers.py": "one kind of model after the other",
 }

@@ -161,11 +161,12 @@ def test_many_heads_of_eager_move_every_byte_of_their_squares() -> None:
     assert moved["output"].read / MB == pytest.approx(1091, rel=0.01)
 
 
-def test_one_head_of_eager_stays_in_the_l2_and_moves_a_few_mb_a_kernel() -> None:
-    """Known from counters: a few MB, where the account says 130 MiB."""
+def test_one_head_of_eager_stays_in_the_l2_in_part() -> None:
+    """What ncu counted there on an H200, in MB: 1 and 5, 18 and 40, 16 and 8, where the account says 130 MiB."""
     call = Call.dense(4096)
     memory = on(H200, accounts.eager(call))
-    assert all(kernel.read < 10 * MB and kernel.written < 10 * MB for kernel in memory.kernels)
+    assert 2 / 3 <= memory.total / (87 * MB) <= 3 / 2
+    assert all(kernel.read + kernel.written < 60 * MB for kernel in memory.kernels)
     assert accounts.eager(call).total > 130 * MB
 
 

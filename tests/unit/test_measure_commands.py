@@ -174,7 +174,7 @@ def test_a_record_that_cannot_be_written_is_refused_before_the_work() -> None:
 
 def test_memory_of_calls_tells_linear_from_quadratic() -> None:
     """E5: eager grows with the square, ours with the length."""
-    lengths = [word for n in (512, 1024, 2048, 4096) for word in ("--n", str(n))]
+    lengths = [word for n in (1024, 2048, 4096, 8192) for word in ("--n", str(n))]
     result = run(
         "memory",
         "--device",
@@ -195,7 +195,7 @@ def test_memory_of_calls_tells_linear_from_quadratic() -> None:
     ours, eager = records.load(Path("m.json"))["results"]
     assert 1.7 < eager["exponent"]["value"] < 2.2
     assert ours["exponent"]["value"] < eager["exponent"]["value"] - 0.5
-    assert [512, 1024, 2048, 4096] == ours["n"]
+    assert [1024, 2048, 4096, 8192] == ours["n"]
     assert Path("m.html").exists()
 
 

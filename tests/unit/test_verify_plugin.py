@@ -17,11 +17,11 @@ kernel.attnproof = {{"arrays": "numpy", "numerics": "precise", "dtypes": ["float
 TEST = """
 from attnproof.verify.pytest_plugin import attn_cases
 
-@attn_cases("smoke", containing="longer-queries")
+@attn_cases("full", containing="longer-queries-causal/float16")
 def test_mine(attn_case, attn_candidate):
     assert attn_candidate.judge(attn_case)
 
-@attn_cases("standard", containing="gqa-129x191-causal-grad")
+@attn_cases("full", containing="gqa-129x191-causal-grad/bfloat16")
 def test_shared_heads(attn_case, attn_candidate):
     assert attn_candidate.judge(attn_case)
 """

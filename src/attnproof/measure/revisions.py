@@ -8,7 +8,6 @@ processes do not share is where their memory lies, so the comparison is repeated
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -24,6 +23,15 @@ from .protocol import Subject
 from .shapes import Shape
 
 Call = Callable[[], Any]
+
+
+# a finder of an editable install would be asked before any path, and both children would measure the installed package
+START = """
+import runpy, sys
+sys.meta_path[:] = [at for at in sys.meta_path if getattr(at, "__module__", "").startswith("_frozen_importlib")]
+sys.path.insert(0, sys.argv.pop(1))
+runpy.run_module("attnproof.measure.child", run_name="__main__", alter_sys=True)
+"""
 
 
 class ChildTimer:
@@ -45,15 +53,13 @@ class Child:
     """
 
     def __init__(self, source: Path, shape: Shape, name: str, device: str, label: str = "revision") -> None:
-        environment = os.environ | {"PYTHONPATH": str(source)}
         job = json.dumps({"shape": asdict(shape), "name": name, "device": device})
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "attnproof.measure.child", job],
+            [sys.executable, "-c", START, str(source), job],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env=environment,
         )
         stdout = self._process.stdout
         said = stdout.readline() if stdout is not None else ""
