@@ -380,3 +380,16 @@ def test_a_case_may_be_asked_for_in_other_dtypes_and_lengths() -> None:
     assert (jittered.M, jittered.N, jittered.id) == (131, 127, "normal-128~131x127/float16")
     with pytest.raises(KeyError, match="nearest: .*normal-128/float16"):
         find("normal-129/float16")
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["alibi", "softcap", "mask-dead-rows", "bias", "gqa-8-2", "longer-queries-causal", "window-dead-rows"],
+)
+def test_flex_attention_is_asked_for_what_it_means(name: str) -> None:
+    """Each option reaches it as a score or mask function; one that was written wrong would look like its fault."""
+    pytest.importorskip("torch")
+    from attnproof.verify.adapters import flex
+
+    (verdict,) = suite.run(flex.build("cpu"), [find(f"{name}/float32")])
+    assert ("PASS", "") == (verdict.status, verdict.reason)
