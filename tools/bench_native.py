@@ -3,13 +3,14 @@
 One process, A and B in turn, the order swapped each round, the median of the ratios. Between two measurements the
 process sleeps: OpenMP workers spin for some milliseconds after torch has used them, and nobody shall pay for the
 other's spinning. The rate of a large sgemm (the better of torch's MKL and NumPy's OpenBLAS) is taken in the same run,
-beside the cases that are held against it. Each time stands beside a verdict on the same call and the same inputs:
-the result is at most twice as far from float64 as an eager computation in float32 is.
+beside the cases that are held against it. Each time stands beside a verdict on the same call and the same inputs, by
+the judge of `attnproof measure` and `attnproof verify`.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 import json
 import os
@@ -27,6 +28,8 @@ import torch.nn.functional as F
 from attnproof.arrays import to_numpy
 from attnproof.backends import native
 from attnproof.backends.native import loader
+from attnproof.measure.shapes import Shape
+from attnproof.measure.verdict import Judge, Judged
 from attnproof.problem import Options, Problem, Tensors, bind, bind_decode, bind_varlen
 from attnproof.verify import records
 
@@ -72,72 +75,26 @@ def normal(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.randn(*shape).to(dtype)
 
 
-Rows = tuple[Any, Any, Any]  # q, k, v of one head, [rows, channels]
+def judged(shape: Shape, inputs: tuple[torch.Tensor, ...], found: tuple[Any, ...]) -> Judged:
+    """The verdict on out (and the gradients, where the shape has them) of a dense call."""
+    judge = Judge(shape, (*inputs, inputs[0])[:4])
+    names = judge.expected()
+    return judge(
+        "native", "precise", {name: as_torch(x, inputs[0]) for name, x in zip(names, found, strict=True)}
+    )
 
 
-def eager(rows: Rows, seen: Any, scale: float, dout: Any, wide: torch.dtype) -> list[torch.Tensor]:
-    """Out, and the gradients where there is a dout, of one head in plain operations of the type `wide`."""
-    q, k, v = (x.detach().to(wide).requires_grad_(dout is not None) for x in rows)
-    parts = []
-    for start in range(0, len(q), 2048):  # a score matrix of 8192 rows would be large in float64
-        block = q[start : start + 2048] @ k.T * scale
-        if seen is not None:
-            block = block.masked_fill(
-                ~seen(torch.arange(start, start + len(block))[:, None], len(k)), -torch.inf
-            )
-        parts.append(block.softmax(-1) @ v)
-    out = torch.cat(parts)
-    if dout is None:
-        return [out]
-    return [out.detach(), *torch.autograd.grad(out, (q, k, v), dout.to(wide))]
-
-
-def verdict(got: list[Any], rows: Rows, seen: Any, scale: float, dout: Any = None) -> dict[str, Any]:
-    """Largest errors of ours and of the eager computation; `ok` if ours is at most twice the other."""
-    stored = rows[0].dtype
-    right = eager(rows, seen, scale, dout, torch.float64)
-    plain = [x.to(stored) for x in eager(rows, seen, scale, dout, torch.float32)]
-    errors = [
-        (float((a.double() - b).abs().max()), float((c.double() - b).abs().max()))
-        for a, b, c in zip(got, right, plain, strict=True)
-    ]
-    return {
-        "error": [a for a, _ in errors],
-        "eager_error": [b for _, b in errors],
-        "ok": all(a <= 2 * b for a, b in errors),
-    }
-
-
-def heads_verdict(x: Rows, found: tuple[Any, ...], seen: Any, dout: Any = None) -> dict[str, Any]:
-    """The verdict on the first and the last head of [1, H, N, D], whole tensors."""
-    last = x[0].shape[1] - 1
-    each = [
-        verdict(
-            [as_torch(part, x[0])[0, h] for part in found],
-            (x[0][0, h], x[1][0, h], x[2][0, h]),
-            seen,
-            x[0].shape[-1] ** -0.5,
-            None if dout is None else dout[0, h],
-        )
-        for h in (0, last)
-    ]
-    return {"heads": [0, last], "each": each, "ok": all(one["ok"] for one in each)}
+def verdict(*each: Judged) -> dict[str, Any]:
+    """What a record says of one or more judged parts."""
+    return {"ok": all(one.green for one in each), "each": [one.as_dict() for one in each]}
 
 
 def as_torch(x: Any, like: torch.Tensor) -> torch.Tensor:
     """An array of ours as a tensor; bfloat16 comes as bits."""
+    if isinstance(x, torch.Tensor):
+        return x
     x = torch.from_numpy(np.ascontiguousarray(x))
     return x.view(torch.bfloat16) if like.dtype == torch.bfloat16 else x
-
-
-def below_diagonal(i: Any, keys: int) -> Any:
-    return torch.arange(keys) <= i
-
-
-def pair_flops(n: int, d: int, heads: int, causal: bool, products: int) -> float:
-    """2 products forward, 5 more backward; the pairs a causal mask leaves are n (n + 1) / 2."""
-    pairs = n * (n + 1) / 2 if causal else n * n
-    return 2.0 * products * heads * pairs * d
 
 
 def sgemm_rate(rounds: int = 9) -> float:
@@ -158,9 +115,11 @@ def bandwidth(rounds: int = 9) -> float:
     return x.numel() * 4 / float(np.median([seconds(x.sum) for _ in range(rounds)]))
 
 
-def dense(n: int, d: int, causal: bool, dtype: torch.dtype, backward: bool, rounds: int) -> dict[str, Any]:
-    q, k, v = (normal(1, 8, n, d, dtype=dtype).requires_grad_(backward) for _ in range(3))
-    g = normal(1, 8, n, d, dtype=dtype)
+def dense(shape: Shape, rounds: int) -> dict[str, Any]:
+    backward, causal, dtype = shape.run == "both", shape.causal, getattr(torch, shape.dtype)
+    size = (shape.B, shape.H, shape.N, shape.D)
+    q, k, v = (normal(*size, dtype=dtype).requires_grad_(backward) for _ in range(3))
+    g = normal(*size, dtype=dtype)
     problem, tensors = host(bind(q, k, v, Options(causal=causal)))
     dout = to_numpy(g)
 
@@ -174,26 +133,26 @@ def dense(n: int, d: int, causal: bool, dtype: torch.dtype, backward: bool, roun
         if backward:
             out.backward(g)
 
-    held_against_sgemm = dtype == torch.float32 and not (causal or backward) and n == 4096
+    held_against_sgemm = dtype == torch.float32 and not (causal or backward) and shape.N == 4096
     rate = sgemm_rate() if held_against_sgemm else 0.0
     found: dict[str, Any] = compare(ours, theirs, rounds)
-    found["gflops"] = pair_flops(n, d, 8, causal, 7 if backward else 2) / found["ours_ms"] / 1e6
+    found["gflops"] = shape.flop / found["ours_ms"] / 1e6
     if held_against_sgemm:
         found["sgemm_gflops"] = max(rate, sgemm_rate()) / 1e9
         found["of_sgemm"] = found["gflops"] / found["sgemm_gflops"]
     out, lse = native.forward(problem, tensors)
     grads = native.backward(problem, tensors, out, lse, dout, None, frozenset("qkv"))[:3] if backward else ()
-    seen = below_diagonal if causal else None
-    return found | {"verdict": heads_verdict((q, k, v), (out, *grads), seen, g if backward else None)}
+    return found | {"verdict": verdict(judged(shape, (q, k, v, g), (out, *grads)))}
 
 
-def naive(n: int, d: int, rounds: int) -> dict[str, Any]:
-    q, k, v = (normal(1, 8, n, d) for _ in range(3))
+def naive(rounds: int) -> dict[str, Any]:
+    shape = Shape(1, 8, 4096, 64, dtype="float32")
+    q, k, v = (normal(1, 8, 4096, 64) for _ in range(3))
     call = host(bind(q, k, v, Options()))
     found = compare(
-        lambda: native.forward(*call), lambda: torch.softmax(q @ k.transpose(-1, -2) / d**0.5, -1) @ v, rounds
+        lambda: native.forward(*call), lambda: torch.softmax(q @ k.transpose(-1, -2) / 8, -1) @ v, rounds
     )
-    return found | {"verdict": heads_verdict((q, k, v), native.forward(*call)[:1], None)}
+    return found | {"verdict": verdict(judged(shape, (q, k, v), native.forward(*call)[:1]))}
 
 
 def windowed(rounds: int) -> dict[str, Any]:
@@ -204,11 +163,8 @@ def windowed(rounds: int) -> dict[str, Any]:
     found = compare(
         lambda: native.forward(*call), lambda: F.scaled_dot_product_attention(q, k, v, attn_mask=keep), rounds
     )
-
-    def seen(i: Any, keys: int) -> Any:
-        return (torch.arange(keys) <= i) & (torch.arange(keys) > i - 256)
-
-    return found | {"verdict": heads_verdict((q, k, v), native.forward(*call)[:1], seen)}
+    shape = Shape(1, 8, n, 64, dtype="float32", causal=True, left=255)
+    return found | {"verdict": verdict(judged(shape, (q, k, v), native.forward(*call)[:1]))}
 
 
 def packed(rounds: int) -> dict[str, Any]:
@@ -226,14 +182,14 @@ def packed(rounds: int) -> dict[str, Any]:
     found = compare(
         lambda: native.forward(*call), lambda: F.scaled_dot_product_attention(*padded, is_causal=True), rounds
     )
-    out = torch.from_numpy(np.ascontiguousarray(native.forward(*call)[0]))  # [H, T, D]
+    out = as_torch(native.forward(*call)[0], q).transpose(0, 1)  # [T, H, D]
     each = []
-    for b in (0, int(lengths.argmax()), 63):
-        inside = slice(int(cu[b]), int(cu[b + 1]))
-        rows = (q[inside, 0], k[inside, 0], v[inside, 0])
-        each.append(verdict([out[0, inside]], rows, below_diagonal, 64**-0.5))
-    judged = {"documents": [0, int(lengths.argmax()), 63], "each": each, "ok": all(one["ok"] for one in each)}
-    return found | {"longest": int(lengths.max()), "verdict": judged}
+    for b in {0, int(lengths.argmax()), 63}:
+        document = slice(int(cu[b]), int(cu[b + 1]))
+        rows = tuple(x[document].transpose(0, 1)[None] for x in (q, k, v))
+        shape = Shape(1, 8, int(lengths[b]), 64, dtype="float32", causal=True)
+        each.append(judged(shape, rows, (out[document].transpose(0, 1)[None],)))
+    return found | {"longest": int(lengths.max()), "verdict": verdict(*each)}
 
 
 def decode(rounds: int) -> dict[str, Any]:
@@ -245,13 +201,9 @@ def decode(rounds: int) -> dict[str, Any]:
     took = float(np.median([seconds(lambda: native.forward(problem, tensors)) for _ in range(rounds)]))
     moved = 2 * k.numel() * 2 / took
     peak = bandwidth()
-    out = as_torch(native.forward(problem, tensors)[0], q)[0, :, 0]  # [H, D]
-    each = [
-        verdict([out[4 * h : 4 * h + 4]], (q[0, 4 * h : 4 * h + 4, 0], k[0, h], v[0, h]), None, 128**-0.5)
-        for h in (0, 7)
-    ]
+    shape = Shape(1, 32, 32768, 128, M=1, Hkv=8, dtype="bfloat16")
     return {
-        "verdict": {"key_heads": [0, 7], "each": each, "ok": all(one["ok"] for one in each)},
+        "verdict": verdict(judged(shape, (q, k, v), native.forward(problem, tensors)[:1])),
         "ours_ms": took * 1e3,
         "bytes_per_s": moved,
         "bandwidth": peak,
@@ -264,16 +216,18 @@ def cases(rounds: int) -> list[tuple[str, float, Callable[[], dict[str, Any]]]]:
     """(name, least ratio, measurement)."""
     found: list[tuple[str, float, Callable[[], dict[str, Any]]]] = []
     sizes = ((1024, 64, 1.4), (4096, 64, 1.4), (4096, 128, 1.15))
-    for dtype, bar in ((torch.float32, None), (torch.bfloat16, 1.1), (torch.float16, 1.6)):
+    for dtype, bar in (("float32", None), ("bfloat16", 1.1), ("float16", 1.6)):
         for n, d, own in sizes:
             for causal in (False, True):
-                name = f"{str(dtype)[6:]} forward (1,8,{n},{d}) {'causal' if causal else 'full'}"
+                name = f"{dtype} forward (1,8,{n},{d}) {'causal' if causal else 'full'}"
+                shape = Shape(1, 8, n, d, dtype=dtype, causal=causal)
                 more = 3 * rounds if n == 1024 else rounds
-                found.append((name, bar or own, lambda a=(n, d, causal, dtype, False, more): dense(*a)))
+                found.append((name, bar or own, functools.partial(dense, shape, more)))
     for d in (64, 128):
         for causal in (False, True):
             name = f"float32 forward+backward (1,8,2048,{d}) {'causal' if causal else 'full'}"
-            found.append((name, 1.2, lambda a=(2048, d, causal, torch.float32): dense(*a, True, rounds)))
+            shape = Shape(1, 8, 2048, d, dtype="float32", causal=causal, run="both")
+            found.append((name, 1.2, functools.partial(dense, shape, rounds)))
     found.append(
         ("float32 window 256 of 8192, D=64, against SDPA with the mask", 8.0, lambda: windowed(rounds))
     )
@@ -287,7 +241,7 @@ def cases(rounds: int) -> list[tuple[str, float, Callable[[], dict[str, Any]]]]:
     found.append(
         ("bfloat16 decode M=1 H=32 Hkv=8 N=32768 D=128, of memory bandwidth", 0.8, lambda: decode(rounds))
     )
-    found.append(("float32 forward (1,8,4096,64) against naive eager", 4.0, lambda: naive(4096, 64, rounds)))
+    found.append(("float32 forward (1,8,4096,64) against naive eager", 4.0, lambda: naive(rounds)))
     return found
 
 
