@@ -1,4 +1,7 @@
-"""Every check of the interpreter stops a kernel that breaks it, and names the instruction; the mended kernel runs."""
+"""Every check of the interpreter stops a kernel that breaks it, and names the instruction; the mended kernel runs.
+
+Long because one small kernel, mutilated in each of its parts, is the subject of them all.
+"""
 
 from __future__ import annotations
 

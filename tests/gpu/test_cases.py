@@ -1,4 +1,7 @@
-"""Bugs that other attention libraries had on devices, as tests; the number is the row of the case list."""
+"""Bugs that other attention libraries had on devices, as tests; the number is the row of the case list.
+
+Long because it is that list, one test a row.
+"""
 
 from __future__ import annotations
 

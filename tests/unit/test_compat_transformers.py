@@ -1,4 +1,7 @@
-"""transformers' attention and mask interfaces, served by ours: tiny random models against their eager attention."""
+"""transformers' attention and mask interfaces, served by ours: tiny random models against their eager attention.
+
+Long because every kind of model asks for masks in its own way, and all are built by the same helpers.
+"""
 
 from __future__ import annotations
 

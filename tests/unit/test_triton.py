@@ -17,6 +17,7 @@ from attnproof.backends import triton as backend  # noqa: E402
 from attnproof.backends.triton import (  # noqa: E402
     arguments,
     cached,
+    compile_matrix,
     configs,
     offline,
     plan,
@@ -26,19 +27,7 @@ from attnproof.backends.triton import (  # noqa: E402
 from attnproof.backends.triton.configs import Config, Key  # noqa: E402
 from attnproof.backends.triton.kernels import pieces  # noqa: E402
 
-ARCHITECTURES = (
-    "sm80",
-    "sm86",
-    "sm89",
-    "sm90",
-    "sm100",
-    "sm120",
-    "gfx90a",
-    "gfx942",
-    "gfx950",
-    "gfx1100",
-    "gfx1201",
-)
+ARCHITECTURES = compile_matrix.TARGETS
 
 
 def problem(width: int = 128, variant: str = "causal", **changes: Any) -> Any:

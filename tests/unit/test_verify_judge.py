@@ -12,7 +12,7 @@ from attnproof.cases import find
 from attnproof.verify import controls, numerics, power
 from attnproof.verify.expected import expected
 from attnproof.verify.inputs import Inputs, build
-from attnproof.verify.judge import Check, TensorReport, judge, scorable, setting_for
+from attnproof.verify.judge import Check, TensorReport, _lean, judge, scorable, setting_for
 from attnproof.verify.mutants.catalogue import find as operator
 from attnproof.verify.mutants.kernel import mutate
 from attnproof.verify.suite import Answers, run_case
@@ -148,3 +148,17 @@ def test_custom_numerics_come_from_a_dict_and_unknown_names_are_refused() -> Non
     assert numerics.numerics({"operand": 0.5, "eta_exp": 1e-4}).eta_exp == 1e-4
     with pytest.raises(ValueError, match="expected one of flash, precise, eager, got 'fast'"):
         numerics.numerics("fast")
+
+
+def test_a_lean_is_counted_in_rows() -> None:
+    """Roundings shared by a row make it one sample: counted as 64, they would look like a bias of the kernel."""
+    rng = np.random.default_rng(0)
+    value, alive = rng.standard_normal((1, 4, 256, 64)), np.ones((1, 4, 256, 64), bool)
+    alone = rng.standard_normal(value.shape)
+    shared = np.sign(value) * rng.standard_normal((1, 4, 256, 1))
+    biased = alone + 0.1 * np.sign(value)
+    assert abs(_lean(alone, value, alive)) < 4
+    assert abs(_lean(shared, value, alive)) < 4
+    # 0.1 standard errors of one element, in 65536 elements
+    assert _lean(biased, value, alive) == pytest.approx(0.1 * 256, rel=0.2)
+    assert _lean(-biased, value, alive) < -20

@@ -34,6 +34,9 @@ runpy.run_module("attnproof.measure.child", run_name="__main__", alter_sys=True)
 """
 
 
+GRACE = 5.0  # seconds that a child gets to end by itself
+
+
 class ChildTimer:
     """A timer for calls that return their own seconds."""
 
@@ -94,9 +97,12 @@ class Child:
     def close(self) -> None:
         """End the process."""
         if self._process.stdin is not None:
-            self._process.stdin.close()
-        self._process.terminate()
-        self._process.wait()
+            self._process.stdin.close()  # the child reads to the end of it and is done
+        try:
+            self._process.wait(GRACE)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
         for stream in (self._process.stdout, self._process.stderr):
             if stream is not None:
                 stream.close()

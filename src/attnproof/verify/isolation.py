@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from attnproof.verify.session import Plan
 
 PATIENCE = 600.0  # seconds until a silent child is taken for dead
+GRACE = 2.0  # seconds that a child gets to end by itself
 JITTERED = 8  # cases that are run once more with other lengths
 
 
@@ -60,9 +61,10 @@ class _Child:
 
     def stop(self) -> None:
         if self.process is not None:
+            self.pipe.close()  # a child that waits for its next question ends by itself
+            self.process.join(GRACE)
             self.process.kill()
             self.process.join()
-            self.pipe.close()
             self.process = None
 
 
