@@ -37,7 +37,7 @@ struct Forward {
     Dvp = padded_channels(a);
     const long rows = plan.rows, W = kBlock<T>;
     lanes = arena.take<Lanes<T>>(1);
-    qt = arena.take<T>(max_of(rows, kNarrowRows) * round_up(a.D, kLanes<T>));
+    qt = arena.take<T>(max_of(rows, kNarrowRows) * round_up(a.D, kPair));
     o = arena.take<T>(rows * Dvp);
     m = arena.take<T>(rows);
     l = arena.take<T>(rows);
@@ -84,7 +84,7 @@ struct Forward {
   }
 
  private:
-  static long padded_channels(const Args& a) { return round_up(a.Dv, use_narrow<In>(a) ? kLanes<T> : kPanel); }
+  static long padded_channels(const Args& a) { return round_up(a.Dv, use_narrow<In>(a) ? kPair : kPanel); }
 
   void load_queries(const Sequence& seq) {
     const RowsOf<const In> rows = rows_of<const In>(a.q, seq, seq.q0);
@@ -95,7 +95,7 @@ struct Forward {
       for (int r = 0; r < block.lanes; ++r)
         row[r] = rows.at(lanes->head[block.first + r], lanes->query[block.first + r]);
       if (narrow) {
-        load_narrow(row, block.lanes, rows.element, a.D, scale, qt);
+        load_narrow(row, block.lanes, rows.element, a.D, scale, qt, rowbuf);
         continue;
       }
       T* out = qt + block.first * a.D;
@@ -134,14 +134,14 @@ struct Forward {
     }
     const long ahead = next_rows(seq, hk, t0 + kTileKeys);
     for (long k = 0; k < lanes->blocks; ++k) {
-      prefetch(ahead * k / lanes->blocks, ahead * (k + 1) / lanes->blocks);
+      if (!narrow) prefetch(ahead * k / lanes->blocks, ahead * (k + 1) / lanes->blocks);
       const Block& block = lanes->block[k];
       const Range range = range_of(block, t0, kTileKeys, a.keep.data != nullptr);
       if (plain && !range.masked && range.end - range.begin == kTileKeys && block.vecs == kMaxVecs) {
         overlap(block, side);
       } else if (range.begin < range.end) {
         settle();
-        step(seq, block, side, t0, keys, range);
+        step(seq, block, side, t0, keys, ahead, range);
       }
     }
     settle();
@@ -185,12 +185,11 @@ struct Forward {
   // rows of the tile after this one; their number
   long next_rows(const Sequence& seq, long hk, long t0) {
     const long keys = min_of(kTileKeys, min_of(lanes->key_hi, seq.N) - t0);
-    if (narrow) {  // where there are no more keys, any address will do
-      if (keys > 0) key_rows(a, a.k, seq, hk, t0, keys, next_k);
-      for (long j = max_of(keys, 0); j < kTileKeys; ++j) next_k[j] = krow[0];
-      return 0;
-    }
     if (keys <= 0) return 0;
+    if (narrow) {
+      key_rows(a, a.k, seq, hk, t0, keys, next_k);
+      return keys;
+    }
     key_rows(a, a.k, seq, hk, t0, keys, krow);
     key_rows(a, a.v, seq, hk, t0, keys, vrow);
     return keys;
@@ -205,7 +204,7 @@ struct Forward {
     }
   }
 
-  void step(const Sequence& seq, const Block& block, KeySide<T> side, long t0, long keys, Range range) {
+  void step(const Sequence& seq, const Block& block, KeySide<T> side, long t0, long keys, long ahead, Range range) {
     const T* q = qt + block.first * a.D;
     T* out = o + block.first * Dvp;
     if (!narrow) {
@@ -217,7 +216,7 @@ struct Forward {
     const long valid = min_of(range.end, keys);
     scores_narrow<In>(block.vecs, krow, vrow, valid, range, q, block.lanes, a.D, a.Dv, s);
     softmax(seq, block, t0, keys, range);
-    values_narrow<In>(block.vecs, vrow, next_k, valid, range, s, block.lanes, a.Dv, alpha, out);
+    values_narrow<In>(block.vecs, vrow, {next_k, ahead, a.D}, valid, range, s, block.lanes, a.Dv, alpha, out);
   }
 
   void softmax(const Sequence& seq, const Block& block, long t0, long keys, Range range) {
@@ -238,7 +237,8 @@ struct Forward {
         const T* quad[4] = {from + x * width, from + (x + 1) * width, from + (x + 2) * width, from + (x + 3) * width};
         interleave4(quad, block.lanes, result + x, Dvp);
       }
-      if (narrow) std::memcpy(result, o, size_t(block.lanes * Dvp) * sizeof(T));
+      for (long r = 0; r < block.lanes && narrow; ++r)
+        for (long x = 0; x < Dvp; ++x) result[r * Dvp + channel_at<In>(x)] = o[r * Dvp + x];
       for (int r = 0; r < block.lanes; ++r) {
         const long at = block.first + r, h = lanes->head[at], i = lanes->query[at];
         const bool dead = l[at] == 0;

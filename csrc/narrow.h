@@ -2,16 +2,20 @@
 //
 // Computes: s[key][r] = q[r] . k[key] and O[r] = O[r] * alpha[r] + sum_key p[key][r] v[key]; storage types are widened in
 //   registers, so that each byte of the cache is read once.
-// Shapes: q [r][channels, padded with zeros], s [key][W], O [r][channels, padded].
-// Invariants: only rows of valid keys are read; values are prefetched while keys are multiplied, the next keys while values
-//   are summed.
+// Shapes: q [r][channels, padded with zeros], s [key][W], O [r][channels, padded]; channels of q and O in the order of
+//   `channel_at`, that of the registers.
+// Invariants: only rows of valid keys are read. Values are prefetched while keys are multiplied, the next keys while values
+//   are summed, both at an even pace: memory is the limit here, and must never wait nor be asked for more than it can.
 #pragma once
+
+#include <type_traits>
 
 #include "rows.h"
 
 namespace attn::ATTN_TARGET {
 
 inline constexpr int kNarrowRows = 8;
+inline constexpr int kUnrolled = 4;  // keys
 
 template <class In>
 inline bool use_narrow(const Args& a) {
@@ -21,29 +25,48 @@ inline bool use_narrow(const Args& a) {
   return a.M * (a.H / a.Hkv) <= kNarrowRows && element_stride(a, a.k) == sizeof(In) && element_stride(a, a.v) == sizeof(In);
 }
 
+inline constexpr int kPair = 2 * kLanes<float>;  // channels that are widened together
+
+// channels [0, kPair) of a row. Two bf16 of a 32-bit word take one instruction each: even channels come first, then odd
 template <class In>
-inline void load_narrow(const In* const* rows, long count, long stride, long D, Acc<In> scale, Acc<In>* q) {
-  const long padded = round_up(D, kLanes<Acc<In>>);
-  for (long r = 0; r < count; ++r) {
-    widen_row(rows[r], stride, D, q + r * padded);
-    for (long x = 0; x < D; ++x) q[r * padded + x] *= scale;
-    for (long x = D; x < padded; ++x) q[r * padded + x] = 0;
-  }
-  // the micro-kernels come in 1, 2, 4 and 8 rows; rows that do not exist are zero queries
-  for (long x = count * padded; x < kNarrowRows * padded; ++x) q[x] = 0;
+ATTN_INLINE void load_pair(const In* p, Vec<float>& a, Vec<float>& b) {
+  a = load_as(p);
+  b = load_as(p + kLanes<float>);
+}
+ATTN_INLINE void load_pair(const bf16* p, Vec<float>& a, Vec<float>& b) {
+  UVec words;
+  std::memcpy(&words, p, sizeof words);
+  a = (Vec<float>)(words << 16);
+  b = (Vec<float>)(words & 0xffff0000u);
+}
+// the last, partial pair of a row, without reading past it
+template <class In>
+ATTN_INLINE void load_pair(const In* p, long count, Vec<float>& a, Vec<float>& b) {
+  In buffer[kPair] = {};
+  std::memcpy(buffer, p, size_t(count) * sizeof(In));
+  load_pair(buffer, a, b);
 }
 
-// the last, partial vector of a row, without reading past it
+// the channel that stands at place x of a row that `load_pair` widened
 template <class In>
-ATTN_INLINE Vec<float> load_tail(const In* p, long count) {
-  In buffer[kLanes<float>] = {};
-  std::memcpy(buffer, p, size_t(count) * sizeof(In));
-  return load_as(buffer);
+inline long channel_at(long x) {
+  constexpr int L = kLanes<float>;
+  if constexpr (!std::is_same_v<In, bf16>) return x;
+  const long lane = x % L;
+  return x / kPair * kPair + 2 * lane + x % kPair / L;
 }
-ATTN_INLINE Vec<float> load_tail(const float* p, long count) {
-  float buffer[kLanes<float>] = {};
-  std::memcpy(buffer, p, size_t(count) * sizeof(float));
-  return load(buffer);
+
+template <class In>
+inline void load_narrow(const In* const* rows, long count, long stride, long D, Acc<In> scale, Acc<In>* q,
+                        Acc<In>* scratch) {
+  const long padded = round_up(D, kPair);
+  // the micro-kernels come in 1, 2, 4 and 8 rows; rows that do not exist are zero queries
+  for (long x = 0; x < kNarrowRows * padded; ++x) q[x] = 0;
+  for (long r = 0; r < count; ++r) {
+    widen_row(rows[r], stride, D, scratch);
+    for (long x = 0; x < padded; ++x)
+      if (const long from = channel_at<In>(x); from < D) q[r * padded + x] = scratch[from] * scale;
+  }
 }
 
 ATTN_INLINE Quad quarter_sum(Vec<float> x) {
@@ -61,33 +84,58 @@ ATTN_INLINE Quad lane_sums(const Vec<float>* x) {
   return __builtin_shufflevector(ab, cd, 0, 1, 4, 5) + __builtin_shufflevector(ab, cd, 2, 3, 6, 7);
 }
 
+// Rows that will be read soon, asked for line by line: in the order of memory, so that the machine's own prefetchers see a
+// stream and run ahead of it.
+template <class In>
+struct Ahead {
+  const In* const* row;
+  const In* const* end;
+  long bytes;  // of a row
+  long at = 0;
+
+  Ahead(const In* const* rows, long count, long channels)
+      : row(rows), end(rows + count), bytes(channels * long(sizeof(In))) {}
+  long lines_of_row() const { return (bytes + kLine - 1) / kLine; }
+  ATTN_INLINE void ask(long lines) {
+    for (; lines > 0 && row < end; --lines) {
+      __builtin_prefetch(reinterpret_cast<const char*>(*row) + at, 0, 2);
+      at += kLine;
+      if (at < bytes) continue;
+      at = 0;
+      ++row;
+    }
+  }
+};
+
 // KEYS keys against R rows; KEYS * R is a multiple of 4
 template <class In, int KEYS, int R>
 ATTN_INLINE void dot_rows(const In* const* keys, const float* q, long D, float* out) {
   constexpr int L = kLanes<float>;
-  const long padded = round_up(D, L);
+  const long padded = round_up(D, kPair);
   Vec<float> acc[KEYS * R];
   ATTN_UNROLL
   for (int n = 0; n < KEYS * R; ++n) acc[n] = Vec<float>{};
-  const auto step = [&](long x, const Vec<float>* k) __attribute__((always_inline)) {
+  const auto multiply = [&](const float* at, const Vec<float>* k) __attribute__((always_inline)) {
     ATTN_UNROLL
     for (int r = 0; r < R; ++r) {
-      const Vec<float> row = load(q + r * padded + x);
+      Vec<float> row = load(at + r * padded);
+      ATTN_IN_REGISTER(row);  // one load for all keys
       ATTN_UNROLL
       for (int u = 0; u < KEYS; ++u) acc[u * R + r] = fma<float>(k[u], row, acc[u * R + r]);
     }
   };
+  Vec<float> a[KEYS], b[KEYS];
   long x = 0;
-  for (; x + L <= D; x += L) {
-    Vec<float> k[KEYS];
+  for (; x + kPair <= D; x += kPair) {
     ATTN_UNROLL
-    for (int u = 0; u < KEYS; ++u) k[u] = load_as(keys[u] + x);
-    step(x, k);
+    for (int u = 0; u < KEYS; ++u) load_pair(keys[u] + x, a[u], b[u]);
+    multiply(q + x, a);
+    multiply(q + x + L, b);
   }
   if (x < D) {
-    Vec<float> k[KEYS];
-    for (int u = 0; u < KEYS; ++u) k[u] = load_tail(keys[u] + x, D - x);
-    step(x, k);
+    for (int u = 0; u < KEYS; ++u) load_pair(keys[u] + x, D - x, a[u], b[u]);
+    multiply(q + x, a);
+    multiply(q + x + L, b);
   }
   ATTN_UNROLL
   for (int n = 0; n < KEYS * R; n += 4) {
@@ -100,18 +148,15 @@ template <class In, int R>
 inline void dot_tile(const In* const* krow, const In* const* vrow, long begin, long end, const float* q, long D,
                      long Dv, float* s, long width) {
   constexpr int KEYS = R >= 8 ? 1 : R == 4 ? 2 : 4;
-  const long copied = min_of(R, width);
   float out[KEYS * R];
+  Ahead<In> values(vrow + begin, end - begin, Dv);
+  const long pace = KEYS * values.lines_of_row();
   for (long j = begin; j < end; j += KEYS) {
     const In* keys[KEYS];
-    for (int u = 0; u < KEYS; ++u) {
-      keys[u] = krow[min_of(j + u, end - 1)];
-      const char* ahead = reinterpret_cast<const char*>(vrow[min_of(j + u, end - 1)]);
-      for (long byte = 0; byte < Dv * long(sizeof(In)); byte += 64) __builtin_prefetch(ahead + byte, 0, 2);
-    }
+    for (int u = 0; u < KEYS; ++u) keys[u] = krow[min_of(j + u, end - 1)];
+    values.ask(pace);
     dot_rows<In, KEYS, R>(keys, q, D, out);
-    for (int u = 0; u < KEYS && j + u < end; ++u)
-      for (int r = 0; r < copied; ++r) s[(j + u) * width + r] = out[u * R + r];
+    for (int u = 0; u < KEYS && j + u < end; ++u) std::memcpy(s + (j + u) * width, out + u * R, R * sizeof(float));
   }
 }
 
@@ -126,35 +171,44 @@ inline void scores_narrow(int vecs, const In* const* krow, const In* const* vrow
   }
 }
 
-// R rows by C vectors of channels, over all keys of the range
-// next: rows of keys to come; a line of each travels to L2 with the values of one key, so that memory is never idle
+// R rows by C pairs of channel vectors from channel x, over all keys of the range
 template <class In, int R, int C, bool kTail>
-ATTN_INLINE void sum_values(const In* const* vrow, const In* const* next, long begin, long end, const float* p,
+ATTN_INLINE void sum_values(const In* const* vrow, Ahead<In>& next, long pace, long begin, long end, const float* p,
                             long width, long x, long tail, const float* alpha, float* o, long ldo) {
   constexpr int L = kLanes<float>;
-  Vec<float> acc[R][C];
+  Vec<float> acc[R][2 * C];
   ATTN_UNROLL
   for (int r = 0; r < R; ++r) {
     ATTN_UNROLL
-    for (int c = 0; c < C; ++c) acc[r][c] = Vec<float>{};
+    for (int c = 0; c < 2 * C; ++c) acc[r][c] = Vec<float>{};
   }
-  const bool new_line = x * long(sizeof(In)) % 64 == 0;
-  for (long j = begin; j < end; ++j) {
-    if (new_line) __builtin_prefetch(next[j] + x, 0, 2);
-    Vec<float> v[C];
+  const auto add = [&](long j) __attribute__((always_inline)) {
+    Vec<float> v[2 * C];
     ATTN_UNROLL
-    for (int c = 0; c < C; ++c) v[c] = kTail ? load_tail(vrow[j] + x, tail) : load_as(vrow[j] + x + c * L);
+    for (int c = 0; c < C; ++c) {
+      if constexpr (kTail)
+        load_pair(vrow[j] + x, tail, v[0], v[1]);
+      else
+        load_pair(vrow[j] + x + c * kPair, v[2 * c], v[2 * c + 1]);
+    }
     ATTN_UNROLL
     for (int r = 0; r < R; ++r) {
       const Vec<float> weight = splat<float>(p[j * width + r]);
       ATTN_UNROLL
-      for (int c = 0; c < C; ++c) acc[r][c] = fma<float>(weight, v[c], acc[r][c]);
+      for (int c = 0; c < 2 * C; ++c) acc[r][c] = fma<float>(weight, v[c], acc[r][c]);
     }
+  };
+  long j = begin;
+  for (; j + kUnrolled <= end; j += kUnrolled) {
+    next.ask(pace);
+    ATTN_UNROLL
+    for (int n = 0; n < kUnrolled; ++n) add(j + n);
   }
+  for (; j < end; ++j) add(j);
   ATTN_UNROLL
   for (int r = 0; r < R; ++r) {
     ATTN_UNROLL
-    for (int c = 0; c < C; ++c) {
+    for (int c = 0; c < 2 * C; ++c) {
       float* at = o + r * ldo + x + c * L;
       store(at, fma<float>(load(at), splat<float>(alpha[r]), acc[r][c]));
     }
@@ -162,19 +216,27 @@ ATTN_INLINE void sum_values(const In* const* vrow, const In* const* next, long b
 }
 
 template <class In, int R>
-inline void value_tile(const In* const* vrow, const In* const* next, long begin, long end, const float* p, long width,
+inline void value_tile(const In* const* vrow, Ahead<In>& next, long begin, long end, const float* p, long width,
                        long Dv, const float* alpha, float* o) {
-  constexpr int L = kLanes<float>, C = R >= 8 ? 1 : R == 4 ? 2 : 4;
-  const long ldo = round_up(Dv, L);
+  constexpr int C = R >= 4 ? 1 : 2;
+  const long ldo = round_up(Dv, kPair);
+  if constexpr (R > 4) {  // more rows than registers: the values come from the caches a second time
+    value_tile<In, R / 2>(vrow, next, begin, end, p, width, Dv, alpha, o);
+    value_tile<In, R / 2>(vrow, next, begin, end, p + R / 2, width, Dv, alpha + R / 2, o + R / 2 * ldo);
+    return;
+  }
+  const long passes = max_of(1, (Dv + C * kPair - 1) / (C * kPair));
+  const long pace = (kUnrolled * next.lines_of_row() + passes - 1) / passes;
   long x = 0;
-  for (; x + C * L <= Dv; x += C * L)
-    sum_values<In, R, C, false>(vrow, next, begin, end, p, width, x, 0, alpha, o, ldo);
-  for (; x + L <= Dv; x += L) sum_values<In, R, 1, false>(vrow, next, begin, end, p, width, x, 0, alpha, o, ldo);
-  if (x < Dv) sum_values<In, R, 1, true>(vrow, next, begin, end, p, width, x, Dv - x, alpha, o, ldo);
+  for (; x + C * kPair <= Dv; x += C * kPair)
+    sum_values<In, R, C, false>(vrow, next, pace, begin, end, p, width, x, 0, alpha, o, ldo);
+  for (; x + kPair <= Dv; x += kPair)
+    sum_values<In, R, 1, false>(vrow, next, pace, begin, end, p, width, x, 0, alpha, o, ldo);
+  if (x < Dv) sum_values<In, R, 1, true>(vrow, next, pace, begin, end, p, width, x, Dv - x, alpha, o, ldo);
 }
 
 template <class In>
-inline void values_narrow(int vecs, const In* const* vrow, const In* const* next, long valid, Range range,
+inline void values_narrow(int vecs, const In* const* vrow, Ahead<In> next, long valid, Range range,
                           const Acc<In>* p, long rows, long Dv, const Acc<In>* alpha, Acc<In>* o) {
   // lanes past `rows` hold zero queries: their sums are computed and never stored
   if constexpr (sizeof(Acc<In>) == 4) {

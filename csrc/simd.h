@@ -21,6 +21,15 @@
 #define ATTN_INLINE inline __attribute__((always_inline))
 #define ATTN_UNROLL _Pragma("GCC unroll 32")
 
+// keeps a vector in a register, where the compiler would rather load it anew in each instruction that uses it
+#if defined(__aarch64__)
+#define ATTN_IN_REGISTER(x) asm("" : "+w"(x))
+#elif defined(__AVX512F__)
+#define ATTN_IN_REGISTER(x) asm("" : "+v"(x))
+#else
+#define ATTN_IN_REGISTER(x) asm("" : "+x"(x))
+#endif
+
 namespace attn::ATTN_TARGET {
 
 #if defined(__AVX512F__)
@@ -90,9 +99,11 @@ struct Number {
   static constexpr int value = N;
 };
 
-ATTN_INLINE long min_of(long a, long b) { return a < b ? a : b; }
-ATTN_INLINE long max_of(long a, long b) { return a > b ? a : b; }
-ATTN_INLINE long round_up(long n, long unit) { return (n + unit - 1) / unit * unit; }
+inline constexpr int kLine = 64;  // bytes of a cache line
+
+ATTN_INLINE constexpr long min_of(long a, long b) { return a < b ? a : b; }
+ATTN_INLINE constexpr long max_of(long a, long b) { return a > b ? a : b; }
+ATTN_INLINE constexpr long round_up(long n, long unit) { return (n + unit - 1) / unit * unit; }
 
 // a * b + c; one rounding where the target has the instruction
 template <class T>
