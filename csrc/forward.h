@@ -49,11 +49,11 @@ struct Forward {
     other_s = arena.take<T>(plain ? kTileKeys * W : 0);
     waiting = arena.take<Waiting<T>>(1);
     rowbuf = arena.take<T>(4 * max_of(max_of(a.D, Dvp), kTileKeys));
-    result = arena.take<T>(W * Dvp);
+    result = arena.take<T>(max_of(W, kNarrowRows) * Dvp);
     inputs.allocate(a, arena, rowbuf);
-    krow = arena.take<const In*>(kTileKeys);
-    vrow = arena.take<const In*>(kTileKeys);
-    next_k = arena.take<const In*>(narrow ? kTileKeys : 0);
+    krow = arena.take<const In*>(3 * kTileKeys);  // one after the other, as `Ahead` reads them
+    vrow = krow + kTileKeys;
+    next_k = vrow + kTileKeys;
   }
 
   void run(const Item& item, char* partial) {
@@ -128,20 +128,22 @@ struct Forward {
     key_rows(a, a.k, seq, hk, t0, keys, krow);
     key_rows(a, a.v, seq, hk, t0, keys, vrow);
     KeySide<T> side{kp, 0};
-    if (!narrow) {
+    if (narrow) {
+      look_ahead(seq, hk, t0, keys);
+    } else {
       if (!rows_serve(keys, &side)) pack_keys(krow, keys, element_stride(a, a.k), a.D, kp, rowbuf);
       pack_values(vrow, keys, element_stride(a, a.v), a.Dv, kPanelKeys, vp, rowbuf);
     }
-    const long ahead = next_rows(seq, hk, t0 + kTileKeys);
+    const long ahead = narrow ? 0 : next_rows(seq, hk, t0 + kTileKeys);
     for (long k = 0; k < lanes->blocks; ++k) {
-      if (!narrow) prefetch(ahead * k / lanes->blocks, ahead * (k + 1) / lanes->blocks);
+      prefetch(ahead * k / lanes->blocks, ahead * (k + 1) / lanes->blocks);
       const Block& block = lanes->block[k];
       const Range range = range_of(block, t0, kTileKeys, a.keep.data != nullptr);
       if (plain && !range.masked && range.end - range.begin == kTileKeys && block.vecs == kMaxVecs) {
         overlap(block, side);
       } else if (range.begin < range.end) {
         settle();
-        step(seq, block, side, t0, keys, ahead, range);
+        step(seq, block, side, t0, keys, range);
       }
     }
     settle();
@@ -182,14 +184,18 @@ struct Forward {
     close_waiting<T>(*waiting, l + first);
   }
 
+  // the rows that `Ahead` reads; where there is none, any address will do: it is only prefetched
+  void look_ahead(const Sequence& seq, long hk, long t0, long keys) {
+    const long next = min_of(kTileKeys, min_of(lanes->key_hi, seq.N) - t0 - kTileKeys);
+    if (next > 0) key_rows(a, a.k, seq, hk, t0 + kTileKeys, next, next_k);
+    for (long j = max_of(next, 0); j < kTileKeys; ++j) next_k[j] = krow[0];
+    for (long j = keys; j < kTileKeys; ++j) krow[j] = vrow[j] = krow[0];
+  }
+
   // rows of the tile after this one; their number
   long next_rows(const Sequence& seq, long hk, long t0) {
     const long keys = min_of(kTileKeys, min_of(lanes->key_hi, seq.N) - t0);
     if (keys <= 0) return 0;
-    if (narrow) {
-      key_rows(a, a.k, seq, hk, t0, keys, next_k);
-      return keys;
-    }
     key_rows(a, a.k, seq, hk, t0, keys, krow);
     key_rows(a, a.v, seq, hk, t0, keys, vrow);
     return keys;
@@ -204,7 +210,7 @@ struct Forward {
     }
   }
 
-  void step(const Sequence& seq, const Block& block, KeySide<T> side, long t0, long keys, long ahead, Range range) {
+  void step(const Sequence& seq, const Block& block, KeySide<T> side, long t0, long keys, Range range) {
     const T* q = qt + block.first * a.D;
     T* out = o + block.first * Dvp;
     if (!narrow) {
@@ -214,9 +220,9 @@ struct Forward {
       return;
     }
     const long valid = min_of(range.end, keys);
-    scores_narrow<In>(block.vecs, krow, vrow, valid, range, q, block.lanes, a.D, a.Dv, s);
+    scores_narrow<In>(block.vecs, krow, {krow, a.D, a.Dv}, valid, range, q, block.lanes, a.D, s);
     softmax(seq, block, t0, keys, range);
-    values_narrow<In>(block.vecs, vrow, {next_k, ahead, a.D}, valid, range, s, block.lanes, a.Dv, alpha, out);
+    values_narrow<In>(block.vecs, vrow, {vrow, a.Dv, a.D}, valid, range, s, block.lanes, a.Dv, alpha, result, out);
   }
 
   void softmax(const Sequence& seq, const Block& block, long t0, long keys, Range range) {

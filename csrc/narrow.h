@@ -4,8 +4,8 @@
 //   registers, so that each byte of the cache is read once.
 // Shapes: q [r][channels, padded with zeros], s [key][W], O [r][channels, padded]; channels of q and O in the order of
 //   `channel_at`, that of the registers.
-// Invariants: only rows of valid keys are read. Values are prefetched while keys are multiplied, the next keys while values
-//   are summed, both at an even pace: memory is the limit here, and must never wait nor be asked for more than it can.
+// Invariants: only rows of valid keys are read. Memory is the limit here, so it is asked for keys and values in the order in
+//   which they will be read, a fixed number of rows ahead, and at the pace at which they are used up.
 #pragma once
 
 #include <type_traits>
@@ -15,7 +15,9 @@
 namespace attn::ATTN_TARGET {
 
 inline constexpr int kNarrowRows = 8;
-inline constexpr int kUnrolled = 4;  // keys
+inline constexpr int kAheadRows = kTileKeys / 2;  // rows between prefetch and use
+inline constexpr int kSumKeys = 32;               // keys whose values stay in L1 while their channels are summed
+inline constexpr int kUnrolled = 4;               // keys
 
 template <class In>
 inline bool use_narrow(const Args& a) {
@@ -84,26 +86,35 @@ ATTN_INLINE Quad lane_sums(const Vec<float>* x) {
   return __builtin_shufflevector(ab, cd, 0, 1, 4, 5) + __builtin_shufflevector(ab, cd, 2, 3, 6, 7);
 }
 
-// Rows that will be read soon, asked for line by line: in the order of memory, so that the machine's own prefetchers see a
-// stream and run ahead of it.
+// What is prefetched while row j of a tile is used: the row kAheadRows later, first of the tile, then of what is read next.
 template <class In>
 struct Ahead {
-  const In* const* row;
-  const In* const* end;
-  long bytes;  // of a row
-  long at = 0;
+  const In* const* rows;
+  long bytes, bytes_then;  // of a row
 
-  Ahead(const In* const* rows, long count, long channels)
-      : row(rows), end(rows + count), bytes(channels * long(sizeof(In))) {}
-  long lines_of_row() const { return (bytes + kLine - 1) / kLine; }
-  ATTN_INLINE void ask(long lines) {
-    for (; lines > 0 && row < end; --lines) {
-      __builtin_prefetch(reinterpret_cast<const char*>(*row) + at, 0, 2);
-      at += kLine;
-      if (at < bytes) continue;
-      at = 0;
-      ++row;
-    }
+  Ahead(const In* const* tile, long channels, long channels_then)
+      : rows(tile + kAheadRows), bytes(channels * long(sizeof(In))), bytes_then(channels_then * long(sizeof(In))) {}
+  ATTN_INLINE long bytes_at(long j) const { return j < kTileKeys - kAheadRows ? bytes : bytes_then; }
+  // `size` bytes of row j, in whole lines
+  ATTN_INLINE void ask(long j, long from, long size) const {
+    const char* line = reinterpret_cast<const char*>(rows[j]) + from;
+    for (long byte = 0; byte < size; byte += kLine) __builtin_prefetch(line + byte, 0, 2);
+  }
+};
+
+// asks for the rows of some keys bit by bit
+template <class In>
+struct Cursor {
+  Ahead<In> ahead;
+  long row, last, share;
+  long size = ahead.bytes_at(row), at = 0;
+
+  ATTN_INLINE void advance() {
+    ahead.ask(row, at, share);
+    at += share;
+    if (at < size) return;
+    at = 0;
+    row = min_of(row + 1, last);
   }
 };
 
@@ -145,42 +156,48 @@ ATTN_INLINE void dot_rows(const In* const* keys, const float* q, long D, float* 
 }
 
 template <class In, int R>
-inline void dot_tile(const In* const* krow, const In* const* vrow, long begin, long end, const float* q, long D,
-                     long Dv, float* s, long width) {
+inline void dot_tile(const In* const* krow, Ahead<In> ahead, long begin, long end, const float* q, long D, float* s, long width) {
   constexpr int KEYS = R >= 8 ? 1 : R == 4 ? 2 : 4;
   float out[KEYS * R];
-  Ahead<In> values(vrow + begin, end - begin, Dv);
-  const long pace = KEYS * values.lines_of_row();
   for (long j = begin; j < end; j += KEYS) {
     const In* keys[KEYS];
-    for (int u = 0; u < KEYS; ++u) keys[u] = krow[min_of(j + u, end - 1)];
-    values.ask(pace);
+    for (int u = 0; u < KEYS; ++u) {
+      const long key = min_of(j + u, end - 1);
+      keys[u] = krow[key];
+      ahead.ask(key, 0, ahead.bytes_at(key));
+    }
     dot_rows<In, KEYS, R>(keys, q, D, out);
     for (int u = 0; u < KEYS && j + u < end; ++u) std::memcpy(s + (j + u) * width, out + u * R, R * sizeof(float));
   }
 }
 
 template <class In>
-inline void scores_narrow(int vecs, const In* const* krow, const In* const* vrow, long valid, Range range,
-                          const Acc<In>* q, long rows, long D, long Dv, Acc<In>* s) {
+inline void scores_narrow(int vecs, const In* const* krow, Ahead<In> ahead, long valid, Range range, const Acc<In>* q,
+                          long rows, long D, Acc<In>* s) {
   if constexpr (sizeof(Acc<In>) == 4) {
     const long width = vecs * kLanes<float>;
     std::memset(s + range.begin * width, 0, size_t((range.end - range.begin) * width) * sizeof(float));
     const auto tile = rows > 4 ? dot_tile<In, 8> : rows > 2 ? dot_tile<In, 4> : rows > 1 ? dot_tile<In, 2> : dot_tile<In, 1>;
-    tile(krow, vrow, range.begin, valid, q, D, Dv, s, width);
+    tile(krow, ahead, range.begin, valid, q, D, s, width);
   }
 }
 
-// R rows by C pairs of channel vectors from channel x, over all keys of the range
+// the keys of one tile, or one part of them after the other: sums wait in `waiting` for those that follow
+struct Part {
+  long begin, end;
+  bool first, last;
+};
+
+// R rows by C pairs of channel vectors from channel x. Each channel is summed key by key, in parts or not
 template <class In, int R, int C, bool kTail>
-ATTN_INLINE void sum_values(const In* const* vrow, Ahead<In>& next, long pace, long begin, long end, const float* p,
-                            long width, long x, long tail, const float* alpha, float* o, long ldo) {
+ATTN_INLINE void sum_values(const In* const* vrow, Cursor<In>& ahead, Part part, const float* p, long width, long x,
+                            long tail, const float* alpha, float* waiting, float* o, long ldo) {
   constexpr int L = kLanes<float>;
   Vec<float> acc[R][2 * C];
   ATTN_UNROLL
   for (int r = 0; r < R; ++r) {
     ATTN_UNROLL
-    for (int c = 0; c < 2 * C; ++c) acc[r][c] = Vec<float>{};
+    for (int c = 0; c < 2 * C; ++c) acc[r][c] = part.first ? Vec<float>{} : load(waiting + r * ldo + x + c * L);
   }
   const auto add = [&](long j) __attribute__((always_inline)) {
     Vec<float> v[2 * C];
@@ -198,50 +215,56 @@ ATTN_INLINE void sum_values(const In* const* vrow, Ahead<In>& next, long pace, l
       for (int c = 0; c < 2 * C; ++c) acc[r][c] = fma<float>(weight, v[c], acc[r][c]);
     }
   };
-  long j = begin;
-  for (; j + kUnrolled <= end; j += kUnrolled) {
-    next.ask(pace);
+  long j = part.begin;
+  for (; j + kUnrolled <= part.end; j += kUnrolled) {
+    ahead.advance();
     ATTN_UNROLL
     for (int n = 0; n < kUnrolled; ++n) add(j + n);
   }
-  for (; j < end; ++j) add(j);
+  for (; j < part.end; ++j) add(j);
   ATTN_UNROLL
   for (int r = 0; r < R; ++r) {
     ATTN_UNROLL
     for (int c = 0; c < 2 * C; ++c) {
-      float* at = o + r * ldo + x + c * L;
-      store(at, fma<float>(load(at), splat<float>(alpha[r]), acc[r][c]));
+      const long at = r * ldo + x + c * L;
+      if (part.last)
+        store(o + at, fma<float>(load(o + at), splat<float>(alpha[r]), acc[r][c]));
+      else
+        store(waiting + at, acc[r][c]);
     }
   }
 }
 
 template <class In, int R>
-inline void value_tile(const In* const* vrow, Ahead<In>& next, long begin, long end, const float* p, long width,
-                       long Dv, const float* alpha, float* o) {
+inline void value_tile(const In* const* vrow, Ahead<In> ahead, long begin, long end, const float* p, long width, long Dv,
+                       const float* alpha, float* waiting, float* o) {
   constexpr int C = R >= 4 ? 1 : 2;
-  const long ldo = round_up(Dv, kPair);
-  if constexpr (R > 4) {  // more rows than registers: the values come from the caches a second time
-    value_tile<In, R / 2>(vrow, next, begin, end, p, width, Dv, alpha, o);
-    value_tile<In, R / 2>(vrow, next, begin, end, p + R / 2, width, Dv, alpha + R / 2, o + R / 2 * ldo);
+  const long ldo = round_up(Dv, kPair), passes = max_of(1, (Dv + C * kPair - 1) / (C * kPair));
+  if constexpr (R > 4) {  // more rows than registers: the values are read a second time
+    value_tile<In, R / 2>(vrow, ahead, begin, end, p, width, Dv, alpha, waiting, o);
+    value_tile<In, R / 2>(vrow, ahead, begin, end, p + R / 2, width, Dv, alpha + R / 2, waiting, o + R / 2 * ldo);
     return;
   }
-  const long passes = max_of(1, (Dv + C * kPair - 1) / (C * kPair));
-  const long pace = (kUnrolled * next.lines_of_row() + passes - 1) / passes;
-  long x = 0;
-  for (; x + C * kPair <= Dv; x += C * kPair)
-    sum_values<In, R, C, false>(vrow, next, pace, begin, end, p, width, x, 0, alpha, o, ldo);
-  for (; x + kPair <= Dv; x += kPair)
-    sum_values<In, R, 1, false>(vrow, next, pace, begin, end, p, width, x, 0, alpha, o, ldo);
-  if (x < Dv) sum_values<In, R, 1, true>(vrow, next, pace, begin, end, p, width, x, Dv - x, alpha, o, ldo);
+  for (long j = begin; j < end; j += kSumKeys) {
+    const Part part{j, min_of(j + kSumKeys, end), j == begin, j + kSumKeys >= end};
+    Cursor<In> cursor{ahead, j, part.end - 1, kUnrolled * ahead.bytes_at(j) / passes};
+    long x = 0;
+    for (; x + C * kPair <= Dv; x += C * kPair)
+      sum_values<In, R, C, false>(vrow, cursor, part, p, width, x, 0, alpha, waiting, o, ldo);
+    for (; x + kPair <= Dv; x += kPair)
+      sum_values<In, R, 1, false>(vrow, cursor, part, p, width, x, 0, alpha, waiting, o, ldo);
+    if (x < Dv) sum_values<In, R, 1, true>(vrow, cursor, part, p, width, x, Dv - x, alpha, waiting, o, ldo);
+  }
 }
 
+// waiting: room for kNarrowRows rows of O
 template <class In>
-inline void values_narrow(int vecs, const In* const* vrow, Ahead<In> next, long valid, Range range,
-                          const Acc<In>* p, long rows, long Dv, const Acc<In>* alpha, Acc<In>* o) {
+inline void values_narrow(int vecs, const In* const* vrow, Ahead<In> ahead, long valid, Range range, const Acc<In>* p,
+                          long rows, long Dv, const Acc<In>* alpha, Acc<In>* waiting, Acc<In>* o) {
   // lanes past `rows` hold zero queries: their sums are computed and never stored
   if constexpr (sizeof(Acc<In>) == 4) {
     const auto tile = rows > 4 ? value_tile<In, 8> : rows > 2 ? value_tile<In, 4> : rows > 1 ? value_tile<In, 2> : value_tile<In, 1>;
-    tile(vrow, next, range.begin, valid, p, vecs * kLanes<float>, Dv, alpha, o);
+    tile(vrow, ahead, range.begin, valid, p, vecs * kLanes<float>, Dv, alpha, waiting, o);
   }
 }
 
