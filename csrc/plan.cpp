@@ -14,6 +14,8 @@ constexpr int64_t kTilesPerThread = 8;
 constexpr int64_t kFewTiles = 32;
 // backward: elements of a row tile in each of its five forms
 constexpr int64_t kTileElements = 48 * 1024;
+// forward: of the queries and sums of a row tile. Each row tile packs every key and value anew, so tiles are large
+constexpr int64_t kRowElements = 192 * 1024;
 
 int64_t sequence_at(const std::vector<int64_t>& starts, int64_t index) {
   return std::upper_bound(starts.begin(), starts.end(), index) - starts.begin() - 1;
@@ -32,7 +34,8 @@ int64_t count_tiles(const Args& args, int64_t rows) {
 
 // Keys are packed once per row tile, so tall tiles pay; a row's bits do not depend on its tile, so threads may decide
 int64_t rows_of_tile(const Args& args, const Shape& shape, int threads) {
-  int64_t rows = shape.max_rows;
+  const int64_t held = kRowElements / std::max<int64_t>(args.D + args.Dv, 1) / shape.block * shape.block;
+  int64_t rows = std::clamp(held, shape.block, shape.max_rows);
   while (rows > 4 * shape.block && count_tiles(args, rows) < kTilesPerThread * threads)
     rows = std::max(shape.block, rows / 2 / shape.block * shape.block);
   // tiles of one sequence as even as whole blocks allow

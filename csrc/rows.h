@@ -12,7 +12,7 @@ namespace attn::ATTN_TARGET {
 
 inline constexpr int kTileKeys = 128;  // keys of a tile: boundaries are multiples of it, so results do not depend on
                                        // how rows are grouped
-inline constexpr int kMaxRows = 384;   // a multiple of every block width
+inline constexpr int kMaxRows = 768;   // a multiple of every block width
 inline constexpr int kChunk = 4;       // backward: blocks whose p and dS are kept for dV and dK
 inline constexpr int kGroupTiles = 2;  // backward: key tiles of one dK and dV item
 // keys between two value panels: not a power of two, so that panels do not fall on the same cache sets
