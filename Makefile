@@ -16,7 +16,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 # the theme prints an advertisement about its own future otherwise
 export NO_MKDOCS_2_WARNING := 1
 
-.PHONY: help verify test lint types docs unit coverage mi50 gpu changelog clean
+.PHONY: help verify test lint types docs unit coverage simd sanitize mi50 gpu changelog clean
 .DELETE_ON_ERROR:
 
 help:
@@ -49,6 +49,15 @@ unit: $(VENV)/.ready-test ## pytest, all of it or what PYTEST selects
 coverage: $(VENV)/.ready-test ## all tests under coverage, and the bar of 95% of lines
 	$(BIN)/python -m pytest --cov --cov-report=json:.coverage.json
 	$(BIN)/python tools/coverage_bar.py .coverage.json
+
+simd: $(VENV)/.ready-test ## tests of the native backend, each SIMD target of this machine forced in turn
+	set -e; for simd in $$($(BIN)/python -c "from attnproof.backends.native import loader; print(*loader.kernels().targets())"); do \
+	  echo "ATTNPROOF_SIMD=$$simd"; \
+	  ATTNPROOF_SIMD=$$simd $(BIN)/python -m pytest -q tests/unit/test_native.py tests/parity -k native; \
+	done
+
+sanitize: $(VENV)/.ready-test ## the same under the address and undefined-behaviour sanitizers
+	PYTHON=$(BIN)/python tools/sanitize_native.sh
 
 mi50: $(VENV)/.ready-test ## backend dot2 without an AMD GPU: compile records, compiled gfx906 code on the interpreter, planted mistakes
 	$(BIN)/python -m pytest tests/mi50 -rs

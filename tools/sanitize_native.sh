@@ -10,7 +10,7 @@ trap 'rm -rf "$tree"' EXIT
 
 cmake -S . -B "$tree/build" -DPython_EXECUTABLE="$(command -v "$PYTHON")" -DATTNPROOF_SANITIZE=ON \
   -DATTNPROOF_TARGETS="${TARGETS:-}" -DCMAKE_BUILD_TYPE=Debug >/dev/null
-cmake --build "$tree/build" --parallel
+cmake --build "$tree/build" --parallel "$(getconf _NPROCESSORS_ONLN)"
 # a copy of the package with the instrumented extension: the checkout keeps its own
 cp -r src/attnproof "$tree/attnproof"
 rm -f "$tree"/attnproof/backends/native/_kernels*.so

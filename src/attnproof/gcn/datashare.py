@@ -45,6 +45,19 @@ def _spread(group: Group, register: int, words: Any) -> None:
         group.halves.pop(register, None)
 
 
+def _spread_narrow(
+    group: Group, register: int, words: Any, size: int, signed: bool, form: str | None
+) -> None:
+    """Loaded bytes or halves into a register: extended to 32 bits, or (D16) into one half of it, keeping the other."""
+    if signed:
+        sign = np.uint32(1 << (8 * size - 1))
+        words = (words ^ sign) - sign
+    if form is not None:
+        old = _flat(group, group.v[register])
+        words = old & ~U16 | words & U16 if form == "_d16" else old & U16 | words << np.uint32(16)
+    _spread(group, register, words)
+
+
 def _places(group: Group, register: int, offset: int, size: int, load: bool, alignment: int) -> Any | None:
     """Checked byte places of the active lanes in the whole LDS, or None when there are none."""
     addresses = group.v[register].astype(np.int64) + np.int64(offset)
@@ -82,19 +95,14 @@ def _load_narrow(made: Instruction, kind: str, form: str | None) -> Step:
     """DS_READ_{U8,I8,U16}: zero- or sign-extended; the D16 forms fill one half and keep the other."""
     size, signed = int(kind[1:]) // 8, kind[0] == "i"
     register, address, offset = made.operands[0].index, made.operands[1].index, made.number("offset")
-    sign = np.uint32(1 << (8 * size - 1))
 
     def step(group: Group) -> None:
         places = _places(group, address, offset, size, True, size)
-        if places is None:
-            return
-        words = group.lds.load(places, _flat(group, group.lds_mine[size]), size, 1)[:, 0].astype(np.uint32)
-        if signed:
-            words = (words ^ sign) - sign
-        if form is not None:
-            old = _flat(group, group.v[register])
-            words = old & ~U16 | words & U16 if form == "_d16" else old & U16 | words << np.uint32(16)
-        _spread(group, register, words)
+        if places is not None:
+            words = group.lds.load(places, _flat(group, group.lds_mine[size]), size, 1)[:, 0].astype(
+                np.uint32
+            )
+            _spread_narrow(group, register, words, size, signed, form)
 
     return step
 

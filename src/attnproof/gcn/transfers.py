@@ -12,14 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from attnproof.gcn.datashare import _flat, _spread
+from attnproof.gcn.datashare import _flat, _spread, _spread_narrow
 from attnproof.gcn.decode import Instruction, Operand
 from attnproof.gcn.faults import UnknownInstruction
 from attnproof.gcn.operands import Step, raw64
 from attnproof.gcn.scalar import scalar_source
 from attnproof.gcn.wave import Group
 
-U16 = np.uint32(0xFFFF)
 _WIDE = re.compile(r"^(?:global|flat)_(load|store)_dword(?:x([234]))?$")
 _NARROW_LOAD = re.compile(r"^(?:global|flat)_load_(ubyte|sbyte|ushort|sshort|short)(_d16|_d16_hi)?$")
 _NARROW_STORE = re.compile(r"^(?:global|flat)_store_(byte|short)(_d16_hi)?$")
@@ -101,19 +100,13 @@ def _narrow_load(made: Instruction) -> Step | None:
         match[2],
     )
     data, vector, scalar = _split(made, True)
-    read, register, sign = _addresses(made, vector, scalar), data.index, np.uint32(1 << (8 * size - 1))
+    read, register = _addresses(made, vector, scalar), data.index
 
     def step(group: Group) -> None:
         active = _reach(group, read, size, True)
-        if active is None:
-            return
-        words = group.memory.load(active, size, 1, size, _parties(group))[0]
-        if signed:
-            words = (words ^ sign) - sign
-        if form is not None:
-            old = _flat(group, group.v[register])
-            words = old & ~U16 | words & U16 if form == "_d16" else old & U16 | words << np.uint32(16)
-        _spread(group, register, words)
+        if active is not None:
+            words = group.memory.load(active, size, 1, size, _parties(group))[0]
+            _spread_narrow(group, register, words, size, signed, form)
 
     return step
 
