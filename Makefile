@@ -57,7 +57,7 @@ simd: $(VENV)/.ready-test ## tests of the native backend, each SIMD target of th
 	done
 
 sanitize: $(VENV)/.ready-test ## the same under the address and undefined-behaviour sanitizers
-	PYTHON=$(BIN)/python tools/sanitize_native.sh
+	PYTHON=$(abspath $(BIN)/python) tools/sanitize_native.sh
 
 mi50: $(VENV)/.ready-test ## backend dot2 without an AMD GPU: compile records, compiled gfx906 code on the interpreter, planted mistakes
 	$(BIN)/python -m pytest tests/mi50 -rs
