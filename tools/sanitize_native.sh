@@ -8,18 +8,24 @@ PYTHON=${PYTHON:-python3}
 tree=$(mktemp -d)
 trap 'rm -rf "$tree"' EXIT
 
-cmake -S . -B "$tree/build" -DPython_EXECUTABLE="$(command -v "$PYTHON")" -DATTNPROOF_SANITIZE=ON \
-  -DATTNPROOF_TARGETS="${TARGETS:-}" -DCMAKE_BUILD_TYPE=Debug >/dev/null
-cmake --build "$tree/build" --parallel "$(getconf _NPROCESSORS_ONLN)"
-# a copy of the package with the instrumented extension: the checkout keeps its own
-cp -r src/attnproof "$tree/attnproof"
-rm -f "$tree"/attnproof/backends/native/_kernels*.so
-cp "$tree"/build/_kernels*.so "$tree/attnproof/backends/native/"
+ATTNPROOF_REQUIRE_NATIVE=1 "$PYTHON" -m pip install --quiet --no-deps --target "$tree/package" . \
+  -C build-dir="$tree/build" -C cmake.build-type=Debug -C cmake.define.ATTNPROOF_SANITIZE=ON \
+  -C cmake.define.ATTNPROOF_TARGETS="${TARGETS:-}"
+# the interpreter below a virtual environment, with the environment's packages on its path: an editable install of this
+# package would come before any path
+site=$("$PYTHON" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+PYTHON=$("$PYTHON" -c 'import sys; print(sys._base_executable)')
 
 # the interpreter itself is not instrumented, so the runtime comes first; Python's own arenas look like leaks
 LD_PRELOAD="$(gcc -print-file-name=libasan.so) $(gcc -print-file-name=libubsan.so)"
-export LD_PRELOAD PYTHONPATH=$tree ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1
+export LD_PRELOAD PYTHONPATH=$tree/package:$site ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1:halt_on_error=1
 export PYTHONMALLOC=malloc
+"$PYTHON" - "$tree" <<'CHECK'
+import sys
+from attnproof.backends.native import loader
+if not loader.kernels().__file__.startswith(sys.argv[1]):
+    sys.exit(f"sanitizers: expected the instrumented extension, got {loader.kernels().__file__}")
+CHECK
 if [ $# -eq 0 ]; then
   set -- tests/unit/test_native.py tests/parity -k "native and not memory and not ctrl_c and not 2048 and not torch"
 fi
