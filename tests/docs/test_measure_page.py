@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -86,3 +87,12 @@ def test_the_workflow_is_one_that_github_reads_and_runs_the_script_over_the_whol
     plain = re.sub(r"\$\{\{.*?\}\}", "main", script)
     subprocess.run(["sh", "-n"], input=plain, text=True, check=True)
     assert "${{ github.base_ref }}" in script
+
+
+def test_what_the_page_says_of_the_gate_is_what_the_record_says() -> None:
+    """The promise of the paired gate rests on these trials."""
+    record = json.loads((ROOT / "results" / "cpu" / "gate.json").read_text(encoding="utf-8"))
+    verdicts = record["protocol"]["score"]["verdicts"]
+    assert {"same": {"SAME": 200}, "slower": {"REGRESSED": 200}} == verdicts
+    assert 0.03 == record["protocol"]["plan"]["share"]
+    assert "identical code SAME 200 times and found 200 of the 200 slowdowns" in PAGE
