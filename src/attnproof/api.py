@@ -229,7 +229,8 @@ def attention_decode(
         cache_seqlens: int32 [B], valid tokens *before* the append; N of sequence b is that plus the appended ones.
         k_new: [B, Hkv, L, D], written at cache_seqlens[b] before anything is read.
         v_new: [B, Hkv, L, Dv].
-        block_table: int32 [B, width]; slots past the valid length may hold anything and are never used.
+        block_table: int32 [B, width]; slots past the valid length may hold anything and are never used. Used ones are
+            checked against the pool where the table lies in host memory; on a device that would mean waiting for it.
         num_splits: into how many parts the keys are split and merged; the result is the same within rounding. None
             lets the backend choose; a backend that walks the keys in one go has no use for it.
 

@@ -78,6 +78,8 @@ def test_unused_entries_of_a_page_table_are_never_followed(target: Target, unuse
     for b, n in enumerate((5, 33)):
         x = {"q": q[b : b + 1], "k": k[b : b + 1, :, :n], "v": v[b : b + 1, :, :n]}
         assert_close(out[b : b + 1], judge(case_of(f"{n} keys", x), x)["out"], "out")
+    if target.device != "cpu":
+        return  # a table on a device is not read back
     table[1, 1] = 6
     with pytest.raises(ValueError, match=r"^block_table\[1\]: expected used pages in \[0, 6\), got 6$"):
         Decode(target)(q, *pools, [5, 33], block_table=table)
@@ -129,7 +131,9 @@ def test_the_size_of_the_buffer_does_not_matter(target: Target, dtype: str) -> N
     whole = [decode(q, k, v, [length], num_splits=splits) for splits in (1, None)]
     cut = [decode(q, k[:, :, :length], v[:, :, :length], [length], num_splits=splits) for splits in (1, None)]
     assert whole[0].tolist() == cut[0].tolist()
-    ulp = np.spacing(np.abs(cut[1]).astype(np.float32)) * (1 if dtype == "float32" else 2.0**16)
+    # rounding is relative to what was summed: sum p |v|, not to what its signs leave over
+    summed = decode(q, k[:, :, :length], np.abs(v[:, :, :length]), [length])
+    ulp = np.spacing(summed.astype(np.float32)) * (1 if dtype == "float32" else 2.0**16)
     assert float((np.abs(whole[1] - cut[1]) / ulp).max()) <= 2
 
 

@@ -167,6 +167,19 @@ class TestArguments:
         assert (masks.BIG, masks.EDGE, masks.FULL) == (pieces.BIG.value, 1, 2)
 
 
+class TestRegistry:
+    def test_another_dtype_of_any_array_is_another_plan(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A sink in float32 was read by the kernel that a sink in bfloat16 had compiled."""
+        monkeypatch.setattr(registry, "PLANS", {})
+        q = torch.zeros(4, dtype=torch.bfloat16)
+        calls: list[Any] = []
+        for sink in (q, q.float(), q):
+            registry.run(
+                "forward", None, (q, None, sink), lambda sink=sink: lambda *_: calls.append(sink.dtype)
+            )
+        assert [torch.bfloat16, torch.float32, torch.bfloat16] == calls
+
+
 class TestRehearsal:
     def test_a_rehearsed_call_launches_nothing_and_keeps_nothing(self) -> None:
         before = dict(registry.PLANS)

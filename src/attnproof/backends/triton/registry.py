@@ -1,6 +1,7 @@
 """Plans by the structure of their call: looked up, built, launched; or only collected, when a call is rehearsed.
 
-The key of a plan holds everything that Triton specialises a kernel on: the problem, strides and alignment.
+The key of a plan holds everything that Triton specialises a kernel on: the problem, and dtype, strides and alignment
+of each array (a sink in float32 beside halves is another kernel than one in halves).
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ def run(tag: str, problem: Any, arrays: tuple[Any, ...], build: Callable[[], Pla
         plan = build()
         _REHEARSALS[-1].plans.append((tag, plan, arrays))
         return plan
-    facts = [None if x is None else (x.stride(), x.data_ptr() & 15 == 0) for x in arrays]
+    facts = [None if x is None else (x.dtype, x.stride(), x.data_ptr() & 15 == 0) for x in arrays]
     key = (tag, problem, arrays[0].get_device(), more, *facts)
     plan = PLANS.get(key)
     if plan is None:

@@ -31,7 +31,7 @@ def row_stats(
     o_tile, do_tile, lse, dlse, rows, n_rows, stride_dlse, HAS_DLSE: tl.constexpr, FOLD: tl.constexpr
 ):
     """(shift, delta, lse) of some rows: delta = rowsum(out * dout) - dlse, shift = lse (in octaves if ``FOLD``), +inf for
-    rows that are dead or past the end, which makes their p 0.
+    rows that are dead or past the end, which makes their p 0; their delta is 0 whatever was handed back for them.
     """
     delta = tl.sum(o_tile.to(tl.float32) * do_tile.to(tl.float32), 1)
     if HAS_DLSE:
@@ -40,7 +40,8 @@ def row_stats(
     shift = lse_rows
     if FOLD:
         shift = lse_rows * LOG2E
-    return tl.where(lse_rows == -INF, INF, shift), delta, lse_rows
+    dead = lse_rows == -INF
+    return tl.where(dead, INF, shift), tl.where(dead, 0.0, delta), lse_rows
 
 
 @triton.jit(do_not_specialize=["n_rows", "H", "n_slots", "stride_lseb", "stride_lseh"])
