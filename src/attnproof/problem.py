@@ -6,6 +6,7 @@ order. A backend gets both and may trust them.
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
@@ -61,6 +62,14 @@ class Problem:
     dropout_p: float = 0.0
     deterministic: bool = True
     num_splits: int = 0
+
+    @functools.cached_property
+    def _hash(self) -> int:
+        return hash(tuple(getattr(self, field) for field in self.__dataclass_fields__))
+
+    def __hash__(self) -> int:
+        """Remembered: every call looks plans up by its problem, several times."""
+        return self._hash
 
     @property
     def has_bias(self) -> bool:

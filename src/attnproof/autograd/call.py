@@ -8,7 +8,7 @@ explicit intervals) are bound every time.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,7 +25,24 @@ Before = Callable[[], None]
 
 _LIMIT = 4096  # structures remembered; a program has a handful
 
-_known: dict[Any, tuple[Problem, Backend]] = {}
+
+class _Known(NamedTuple):
+    """What is remembered of a structure.
+
+    Attributes:
+        problem: as ``bind`` found it.
+        backend: as dispatch chose it.
+        alone: whether q, k and v, as they were given, are all that the backend gets.
+    """
+
+    problem: Problem
+    backend: Backend
+    alone: bool
+
+
+_known: dict[Any, _Known] = {}
+# one question for every kind of device, where torch has it
+_autocasting: Callable[[], bool] = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
 
 
 def call(
@@ -52,13 +69,14 @@ def run(
     kind: str, arrays: tuple[Any, ...], options: Options, before: Before | None = None
 ) -> tuple[Tensor, Tensor]:
     """``call``, when nothing is being compiled."""
-    device = arrays[0].device.type
-    if device != "meta" and torch.is_autocast_enabled(device):
-        arrays, options = _autocast(device, arrays, options)
-    backend, problem, tensors = _bound(kind, arrays, options)
+    if _autocasting():
+        device = arrays[0].device.type
+        if device != "meta" and torch.is_autocast_enabled(device):
+            arrays, options = _autocast(device, arrays, options)
+    backend, problem, tensors, ordinary = _bound(kind, arrays, options)
     if before is not None:
         before()
-    out, lse = attend(backend, problem, tensors)
+    out, lse = attend(backend, problem, tensors, ordinary=ordinary)
     if kind == "packed":
         return out.transpose(0, 1), lse
     return (out.transpose(1, 2) if options.layout == "bmhd" else out), lse
@@ -78,23 +96,27 @@ def _autocast(device: str, arrays: tuple[Any, ...], options: Options) -> tuple[t
     return (*map(cast, arrays[:3]), *arrays[3:]), options._replace(bias=cast(options.bias), sink=sink)
 
 
-def _bound(kind: str, arrays: tuple[Any, ...], options: Options) -> tuple[Backend, Problem, Tensors]:
-    """The call validated, and its backend; quickly when its structure is known."""
+def _bound(kind: str, arrays: tuple[Any, ...], options: Options) -> tuple[Backend, Problem, Tensors, bool]:
+    """The call validated, its backend, and whether all tensors are known to be ordinary ones (``function.TENSORS``).
+
+    Quick when the structure of the call is known.
+    """
     key = _structure(kind, arrays, options)
     try:
         found = _known.get(key)
     except TypeError:  # an argument that cannot be hashed: bind will say what is wrong with it
         key = found = None
     if found is not None:
-        problem, backend = found
-        return backend, problem, _views(kind, arrays, options, problem)
+        problem, backend, alone = found
+        return backend, problem, Tensors(*arrays) if alone else _views(kind, arrays, options, problem), True
     problem, tensors = bind_call(kind, arrays, options)
     backend = dispatch.choose(problem, options.backend)
     if key is not None:
         if len(_known) >= _LIMIT:
             _known.clear()
-        _known[key] = problem, backend
-    return backend, problem, tensors
+        alone = kind == "dense" and all(x is y for x, y in zip(tensors, Tensors(*arrays), strict=True))
+        _known[key] = _Known(problem, backend, alone)
+    return backend, problem, tensors, key is not None
 
 
 def _structure(kind: str, arrays: tuple[Any, ...], options: Options) -> Any:
@@ -103,22 +125,22 @@ def _structure(kind: str, arrays: tuple[Any, ...], options: Options) -> Any:
     Types stand beside numbers, because 1, 1.0 and True are equal and not all of them are valid.
     """
     q, k, v, *rest = arrays
-    causal, window, mask, bias, slopes, softcap, sink, scale, dropout_p, seed, *_ = options
     if not (type(q) in TENSORS and type(k) in TENSORS and type(v) in TENSORS):
         return None
+    causal, window, mask, bias, slopes, _, sink, _, _, seed, deterministic, *_ = options
     if type(causal) is not bool or type(window) is not tuple:
         return None
-    types = (type(softcap), type(scale), type(dropout_p), type(options.deterministic), *map(type, window))
     extras: list[Any] = []
     if rest:
         extras += map(_described_index, rest)
     if not (mask is None and bias is None and slopes is None and sink is None and seed is None):
         extras += map(_described, (mask, bias, slopes, sink))
         options = options._replace(mask=None, bias=None, alibi_slopes=None, sink=None, seed=None)
-    if any(x is False for x in extras):
+    if extras and any(x is False for x in extras):
         return None
+    types = (*map(type, options), *map(type, window))
     shapes = (q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype, q.device, k.device, v.device)
-    strict = not options.deterministic and torch.are_deterministic_algorithms_enabled()
+    strict = not deterministic and torch.are_deterministic_algorithms_enabled()
     return (kind, shapes, options, types, strict, *extras, dispatch.ORDER)
 
 

@@ -19,17 +19,22 @@ TENSORS = frozenset({Tensor, torch.nn.Parameter})
 _PLAIN = TENSORS | {type(None)}
 
 
-def attend(backend: Backend, problem: Problem, tensors: Tensors) -> tuple[Tensor, Tensor]:
-    """Forward in torch, differentiable in ``problem.GRADIENTS`` and through lse."""
+def attend(
+    backend: Backend, problem: Problem, tensors: Tensors, *, ordinary: bool = False
+) -> tuple[Tensor, Tensor]:
+    """Forward in torch, differentiable in ``problem.GRADIENTS`` and through lse.
+
+    ``ordinary`` says that every tensor is known to be one of ``TENSORS``.
+    """
     if not problem.deterministic:
         operators.refuse_if_unordered(backend)
     if _forward_mode(tensors):
         from ..backends.math import differentiable
 
         return differentiable(problem, tensors)
-    if tensors.q.is_meta or not _plain(tensors):
+    if tensors.q.is_meta or not (_unwatched() if ordinary else _plain(tensors)):
         return transforms.forward()(*tensors, *operators.settings_of(backend.name, problem))
-    if torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in tensors):
+    if torch.is_grad_enabled() and _any_requires_grad(tensors):
         # an argument of a Function costs time whatever it is: what is None at the end is left out
         count = len(tensors)
         while tensors[count - 1] is None:
@@ -39,12 +44,20 @@ def attend(backend: Backend, problem: Problem, tensors: Tensors) -> tuple[Tensor
 
 
 def _plain(tensors: tuple[Any, ...]) -> bool:
-    """Whether this is an ordinary call: nobody is tracing, transforming or watching operators."""
-    return (
-        not transforms.active()
-        and not torch._C._len_torch_dispatch_stack()
-        and _PLAIN.issuperset(map(type, tensors))
-    )
+    """Whether this is an ordinary call: ordinary tensors, and nobody looks."""
+    return _unwatched() and _PLAIN.issuperset(map(type, tensors))
+
+
+def _unwatched() -> bool:
+    """Whether nobody is tracing, transforming or watching operators."""
+    return not transforms.active() and not torch._C._len_torch_dispatch_stack()
+
+
+def _any_requires_grad(tensors: Tensors) -> bool:
+    for x in tensors:  # noqa: SIM110 (a generator would cost as much again)
+        if x is not None and x.requires_grad:
+            return True
+    return False
 
 
 def _batched(x: Any) -> bool:

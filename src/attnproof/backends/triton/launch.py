@@ -6,6 +6,7 @@ A known structure costs a dictionary look-up per kernel; a new one is turned int
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ def forward(problem: Problem, tensors: Tensors) -> tuple[Any, Any]:
     """See ``backends.Backend``."""
     q, k, v = tensors[:3]
     out = empty_out(problem, q)
-    lse = torch.empty(problem.out_shape[:-1], dtype=torch.float32, device=q.device)
+    lse = torch.empty_like(_lse_form(problem, q.device))
     if lse.numel() == 0:
         return out, lse
     key = None
@@ -34,7 +35,8 @@ def forward(problem: Problem, tensors: Tensors) -> tuple[Any, Any]:
         key = (problem, q.stride(), k.stride(), v.stride(), unaligned == 0, q.get_device())
         plan = registry.PLANS.get(key)
         if plan is not None and (key[-1] < 0 or key[-1] == compat.current_device()):
-            plan(q, k, v, out, lse, *AFTER_LSE)
+            if not plan.five(q, k, v, out, lse):
+                plan(q, k, v, out, lse, *AFTER_LSE)
             return out, lse
     if problem.has_keep or problem.has_alibi or problem.bias_shape is not None:
         tensors = tensors.expand(problem)
@@ -70,6 +72,15 @@ def empty_out(problem: Problem, q: Any) -> Any:
         swapped = (*shape[:-3], shape[-2], shape[-3], shape[-1])
         return torch.empty(swapped, dtype=q.dtype, device=q.device).transpose(-2, -3)
     return torch.empty(shape, dtype=q.dtype, device=q.device)
+
+
+@functools.lru_cache(maxsize=registry.MAX_PLANS)
+def _lse_form(problem: Problem, device: torch.device) -> Any:
+    """What lse looks like: one float spread out. To allocate like it takes less time than to name a shape and a dtype."""
+    form = torch.empty((), dtype=torch.float32, device=device).expand(problem.out_shape[:-1])
+    return (
+        form if form.numel() > 1 else form.clone(memory_format=torch.contiguous_format)
+    )  # torch would keep its strides
 
 
 def _forward(problem: Problem, t: Tensors, out: Any, lse: Any) -> Plan:

@@ -65,6 +65,7 @@ class Plan:
         if config.maxnreg:
             self.options["maxnreg"] = config.maxnreg
         self.launch: Any = None
+        self.after_five = (None,) * (arrays - 5) + self.tail
         self.descriptors: dict[tuple[int, int], TensorDescriptor] = {}
 
     def described(self, arrays: tuple[Any, ...]) -> list[Any]:
@@ -93,6 +94,13 @@ class Plan:
     def adopt(self, compiled: Any) -> None:
         """Launch this compiled kernel from now on."""
         self.launch = compat.launcher(compiled, self.programs)
+
+    def five(self, a: Any, b: Any, c: Any, d: Any, e: Any) -> bool:
+        """Launch on five arrays where the plan is compiled and needs no more than those, and say whether it was."""
+        if self.launch is None or self.boxes:
+            return False
+        self.launch(a.data_ptr(), b.data_ptr(), c.data_ptr(), d.data_ptr(), e.data_ptr(), *self.after_five)
+        return True
 
     def __call__(self, *arrays: Any) -> None:
         """Launch on the current stream of the current device."""
