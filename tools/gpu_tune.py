@@ -58,13 +58,19 @@ class Bucket:
         heads = WIDTH // self.width * (TOKENS // self.length)
         return Job("bfloat16", self.width, self.width, self.which, self.length, heads, self.causal)
 
-    @functools.cache
     def call(self) -> tuple[Any, Any]:
-        """(problem, tensors)."""
+        """(problem, tensors); see ``_call``."""
+        return _call(self)
+
+    def bind(self) -> tuple[Any, Any]:
+        """Random inputs of this shape, bound."""
         torch.manual_seed(self.length + self.width)
         shape = (TOKENS // self.length, WIDTH // self.width, self.length, self.width)
         q, k, v = (torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(3))
         return bind(q, k, v, Options(causal=self.causal))
+
+
+_call = functools.cache(Bucket.bind)
 
 
 def buckets(words: list[str]) -> list[Bucket]:
@@ -237,11 +243,11 @@ def _decode_call(batch: int, n: int, page: int) -> tuple[Any, Any]:
     return bind_decode(q, *pools, lengths, table, Options(), None)
 
 
-def _decode_run(at: Decoded) -> tuple[Callable[[], Any], int]:
-    """The call under this configuration, and its splits."""
+def _decode_run(at: Decoded, *, small: bool = False) -> tuple[Callable[[], Any], int]:
+    """The call under this configuration, and its splits; ``small`` runs the same kernels on one sequence."""
     batch, n, page, config, programs = at
-    problem, tensors = _decode_call(batch, n, page)
-    splits = cached._splits(problem, config, 132 * programs)
+    problem, tensors = _decode_call(1 if small else batch, n, page)
+    splits = cached._splits(replace(problem, B=batch), config, 132 * programs)
     configs.TABLE[configs.Key("sm90", "decode", 128)] = replace(
         config, num_stages=config.num_stages - bool(page)
     )
@@ -253,7 +259,7 @@ def _decode_run(at: Decoded) -> tuple[Callable[[], Any], int]:
 
 def _warm_decode(at: Decoded) -> None:
     try:
-        _decode_run(at)[0]()
+        _decode_run(at, small=True)[0]()
         torch.cuda.synchronize()
     except Exception as error:
         print("warm decode", at, str(error)[:100].replace("\n", " "), flush=True)
