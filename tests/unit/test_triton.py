@@ -167,6 +167,57 @@ class TestArguments:
         assert (masks.BIG, masks.EDGE, masks.FULL) == (pieces.BIG.value, 1, 2)
 
 
+class TestRecords:
+    """Tables against the times that they name."""
+
+    RESULTS = Path(__file__).parents[2] / "results"
+
+    def rows(self, name: str) -> list[dict[str, Any]]:
+        return json.loads((self.RESULTS / name).read_text(encoding="utf-8"))["results"]
+
+    def test_every_row_that_names_a_record_is_the_fastest_in_it(self) -> None:
+        """Within 2%, which is what two readings of one kernel differ by there."""
+        named = {key: config for key, config in configs.TABLE.items() if config.record == configs.TUNED}
+        assert 18 == len(named)
+        slow: list[str] = []
+        for key, config in named.items():
+            bucket = {"pass": key.which, "D": key.width, "causal": key.banded, "N": 8192}
+            times = {
+                configs.Config(**row["config"] | {"record": ""}): row["ms"]
+                for row in self.rows(config.record)
+                if row["ms"] is not None and bucket.items() <= row.items()
+            }
+            own = times[replace(config, narrowest=64, record="")]
+            if own > 1.02 * min(times.values()):
+                slow.append(f"{key}: {own / min(times.values()):.3f}")
+        assert [] == slow
+
+    @pytest.mark.parametrize("page", [0, 16, 256])
+    @pytest.mark.parametrize(("B", "N"), [(1, 8192), (1, 65536), (16, 8192), (16, 65536)])
+    def test_decode_takes_what_was_fastest(
+        self, B: int, N: int, page: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Tile, stages and parts together, as a call on an H200 would choose them."""
+        monkeypatch.setattr(cached.compat, "architecture", lambda _: "sm90")
+        monkeypatch.setattr(cached.compat, "multiprocessors", lambda _: 132)
+        rows = "paged" if page else "cached"
+        call = problem(B=B, H=32, Hkv=8, M=1, N=N, D=128, Dv=128, rows=rows, page=page)
+        config, splits = cached._decode_shape.__wrapped__(call, 0)
+        cell = {"B": B, "N": N, "page": page}
+        rates = {
+            (
+                row["config"]["block_n"],
+                row["config"]["num_warps"],
+                row["config"]["num_stages"],
+                row["splits"],
+            ): row["GB/s"]
+            for row in self.rows(configs.TUNED_DECODE)
+            if cell.items() <= row.items()
+        }
+        own = rates[config.block_n, config.num_warps, config.num_stages, splits]
+        assert own >= 0.98 * max(rates.values())
+
+
 class TestRegistry:
     def test_another_dtype_of_any_array_is_another_plan(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """A sink in float32 was read by the kernel that a sink in bfloat16 had compiled."""

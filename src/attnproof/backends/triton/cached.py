@@ -78,7 +78,9 @@ def _decode_shape(problem: Problem, device: int) -> tuple[Config, int]:
     else:
         config = configs.choose(problem, "decode", compat.architecture(device))
         slots = compat.multiprocessors(device) * configs.programs_per_multiprocessor(problem)
-    return config, _splits(problem, config, slots)
+    splits = _splits(problem, config, slots)
+    walking = configs.walking(config, problem, problem.N // splits)
+    return walking, splits if walking == config else _splits(problem, walking, slots)
 
 
 def _splits(problem: Problem, config: Config, slots: int) -> int:

@@ -1,10 +1,9 @@
 """Tile sizes per (architecture class, dtype, head dim bucket, pass): measured where a record is named, else started
 from the register and shared memory reports of the offline compile matrix (``results/compile``), which is no claim of speed.
 
-No row names a record yet: the sm90 rows were chosen while developing on an H200, without a full green verdict beside
-them. There, a tile of 64 queries by 128 keys on four warps with one stage, small enough that three programs share a
-multiprocessor, looked better than every deeper pipeline: the compiler waits for each matrix product, and only *other*
-programs can fill that wait. ``make gpu`` writes the records that settle it.
+On sm90 a tile of 64 queries by 128 keys on four warps with one stage, small enough that three programs share a
+multiprocessor, beats every deeper pipeline: the compiler waits for each matrix product, and only *other* programs can
+fill that wait. ``tools/gpu_tune.py`` made the records that the rows name; those without one were never timed.
 """
 
 from __future__ import annotations
@@ -68,6 +67,10 @@ class Key:
 INTERPRETER = Config(32, 32, 4, 1)
 # below this many multiply-adds the host time of building descriptors shows
 DESCRIPTOR_WORK = 2**32
+TUNED = "h200/tune.json"
+TUNED_DECODE = "h200/tune-decode.json"
+# keys that one decode program walks from which on a wide tile of pages pays, see ``TUNED_DECODE``
+LONG_WALK = 1024
 WARPGROUP = frozenset({"sm90", "sm100", "sm103"})  # matrix units fed from shared memory by descriptor
 
 
@@ -76,8 +79,8 @@ def _sm90() -> dict[Key, Config]:
     table: dict[Key, Config] = {}
 
     def put(which: Pass, width: int, full: Config, cut: Config) -> None:
-        table[Key("sm90", which, width)] = full
-        table[Key("sm90", which, width, banded=True)] = cut
+        table[Key("sm90", which, width)] = replace(full, record=TUNED)
+        table[Key("sm90", which, width, banded=True)] = replace(cut, record=TUNED)
 
     put("forward", 64, Config(64, 128, 4, 1, True), Config(64, 128, 4, 2, True))
     put("forward", 128, Config(64, 128, 4, 1, True), Config(64, 128, 4, 1, True, 168))
@@ -86,10 +89,11 @@ def _sm90() -> dict[Key, Config]:
     put("dkdv", 128, Config(64, 64, 4, 2, True), Config(64, 64, 4, 2, True))
     put("dkdv", 256, Config(64, 64, 8, 2, True), Config(64, 64, 8, 2, True))
     put("dq", 64, Config(128, 64, 4, 3, True), Config(128, 64, 4, 3, True))
-    put("dq", 128, Config(64, 64, 4, 2, True), Config(128, 64, 8, 3, True))
-    put("dq", 256, Config(64, 64, 4, 2, True), Config(64, 64, 4, 2, True))
+    put("dq", 128, Config(128, 64, 8, 3, True), Config(128, 64, 8, 3, True))
+    put("dq", 256, Config(128, 32, 8, 3, True), Config(64, 64, 4, 2, True))
     for width in (64, 128, 256):
-        table[Key("sm90", "decode", width)] = Config(16, 64, 4, 4 if width < 256 else 2)
+        record = TUNED_DECODE if width == 128 else ""
+        table[Key("sm90", "decode", width)] = Config(16, 64, 4, 4 if width < 256 else 2, record=record)
         table[Key("sm90", "dbias", width)] = Config(64, 64, 4, 1)
     # starting points that the compile matrix shows without large spills
     for banded in (False, True):
@@ -176,8 +180,8 @@ def choose(problem: Problem, which: Pass, architecture: str) -> Config:
         return _SINGLE[bucket(problem)] if which != "decode" else Config(16, 32, 4, 1)
     found = _row(key_of(problem, which, architecture))
     if problem.rows == "paged":
-        # the pipeline spends its first stages on the page numbers
-        found = replace(found, num_stages=found.num_stages + 1, tma=False)
+        # the pipeline spends its first stage on the page numbers; four are enough in any case
+        found = replace(found, num_stages=max(found.num_stages, min(found.num_stages + 1, 4)), tma=False)
     if found.tma and work(problem) < DESCRIPTOR_WORK:
         found = _row(Key("large", which, bucket(problem)))
     return fitted(found, architecture)
@@ -186,6 +190,13 @@ def choose(problem: Problem, which: Pass, architecture: str) -> Config:
 def fitted(config: Config, architecture: str) -> Config:
     """A configuration with what its architecture asks of every one."""
     return replace(config, narrowest=64) if architecture in WARPGROUP else config
+
+
+def walking(config: Config, problem: Problem, keys: int) -> Config:
+    """The configuration of a decode whose programs walk this many keys each: pages are looked up for wide tiles if many."""
+    if problem.rows != "paged" or keys < LONG_WALK or bucket(problem) > 128:
+        return config
+    return replace(config, block_n=128, num_stages=2)
 
 
 def programs_per_multiprocessor(problem: Problem) -> int:

@@ -22,6 +22,17 @@ EDGE = tl.constexpr(1)  # as masks.EDGE and masks.FULL
 FULL = tl.constexpr(2)
 
 
+@triton.jit
+def row_interval(rows, row_lo, row_hi, offset, left, right, n_keys, BANDED: tl.constexpr):
+    """[lo, hi) of the keys that each row sees: its explicit bounds, cut by the band."""
+    hi = tl.minimum(row_hi, n_keys)
+    lo = tl.maximum(row_lo, 0)
+    if BANDED:
+        lo = tl.maximum(lo, rows + offset - left)
+        hi = tl.minimum(hi, rows + offset + right + 1)
+    return lo, hi
+
+
 @triton.jit(
     do_not_specialize=[
         *("M", "N", "B", "H", "left", "right", "n_slots", "n_planes", "n_other"),
@@ -60,24 +71,37 @@ def classify_kernel(
         rows = tile * BLOCK_M + tl.arange(0, BLOCK_M)
         keys = other * BLOCK_N + tl.arange(0, BLOCK_N)
     offset = n_keys - n_rows
+    right = band_right(right, offset, TOP_LEFT)
     row_lo, row_hi = rows, rows
     if HAS_BOUNDS:
         bounds = plane_base(bounds, b, h, q_row, stride_boundb, 0, stride_boundm)
         row_lo, row_hi = load_bounds(bounds, rows, n_rows, stride_boundm)
     if HAS_KEEP:
         keep = plane_base(keep, b, h, 0, stride_keepb, stride_keeph, 0)
-    i = rows[:, None]
-    j = keys[None, :]
-    allowed = (i < n_rows) & visible(
-        i, j, n_rows, n_keys, offset, left, band_right(right, offset, TOP_LEFT), row_lo[:, None], row_hi[:, None],
-        keep, stride_keepm, stride_keepn, BANDED, HAS_BOUNDS, HAS_KEEP,
-    )  # fmt: skip
-    if BY_KEY:
-        excused = allowed | (j >= n_keys)
+        i = rows[:, None]
+        j = keys[None, :]
+        allowed = (i < n_rows) & visible(
+            i, j, n_rows, n_keys, offset, left, right, row_lo[:, None], row_hi[:, None],
+            keep, stride_keepm, stride_keepn, BANDED, HAS_BOUNDS, HAS_KEEP,
+        )  # fmt: skip
+        if BY_KEY:
+            excused = allowed | (j >= n_keys)
+        else:
+            excused = allowed | (i >= n_rows)
+        whole = tl.min(tl.min(excused.to(tl.int32), 1), 0)
+        touched = tl.max(tl.max(allowed.to(tl.int32), 1), 0)
     else:
-        excused = allowed | (i >= n_rows)
-    whole = tl.min(tl.min(excused.to(tl.int32), 1), 0)
-    touched = tl.max(tl.max(allowed.to(tl.int32), 1), 0)
+        # each row sees one interval: its ends against the tile's are as good as looking at every pair
+        lo, hi = row_interval(rows, row_lo, row_hi, offset, left, right, n_keys, BANDED)
+        first = tl.min(keys, 0)
+        stop = first + BLOCK_N
+        inside = rows < n_rows
+        if BY_KEY:
+            # keys past the end are no pairs that are missing; queries past the end are
+            whole = tl.min((inside & (lo <= first) & (hi >= tl.minimum(stop, n_keys))).to(tl.int32), 0)
+        else:
+            whole = tl.min(((~inside) | ((lo <= first) & (hi >= stop))).to(tl.int32), 0)
+        touched = tl.max((inside & (tl.maximum(lo, first) < tl.minimum(hi, stop))).to(tl.int32), 0)
     # a tile of rows that do not exist at all is whole, and touched by nothing
     kind = tl.where(touched == 0, SKIP, tl.where(whole != 0, FULL, EDGE))
     at = (plane.to(tl.int64) * n_slots + slot) * n_other + other
