@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 import attnproof
-from attnproof.problem import Options, bind
+from attnproof.problem import Bound, Options, bind, bind_varlen
 
 from .problems import Array
 from .targets import Target, values
@@ -20,6 +21,24 @@ class Attended(NamedTuple):
 
     out: Array
     lse: Array
+
+
+def served(target: Target, run: Callable[[], Any], bound: Callable[[], Bound]) -> Any:
+    """What a call returns; a refusal that the target may make of such a problem ends the test there."""
+    try:
+        return run()
+    except attnproof.Unsupported as refusal:
+        assert target.may_refuse(bound().problem), str(refusal)
+        pytest.skip(str(refusal))
+
+
+def varlen(target: Target, q: Any, k: Any, v: Any, cu_q: Any, cu_k: Any, **given: Any) -> Any:
+    """attention_varlen_with_lse() on native arrays."""
+    return served(
+        target,
+        lambda: attnproof.attention_varlen_with_lse(q, k, v, cu_q, cu_k, backend=target.backend, **given),
+        lambda: bind_varlen(q, k, v, cu_q, cu_k, None, None, Options()),
+    )
 
 
 class Attend:
@@ -40,11 +59,11 @@ class Attend:
 
     def raw(self, q: Any, k: Any, v: Any, **options: Any) -> tuple[Any, Any]:
         """The call on native arrays; a refusal that the target may make ends the test there."""
-        try:
-            return attnproof.attention_with_lse(q, k, v, backend=self.target.backend, **options)
-        except attnproof.Unsupported as refusal:
-            assert self.target.may_refuse(bind(q, k, v, Options(**options)).problem), str(refusal)
-            pytest.skip(str(refusal))
+        return served(
+            self.target,
+            lambda: attnproof.attention_with_lse(q, k, v, backend=self.target.backend, **options),
+            lambda: bind(q, k, v, Options(**options)),
+        )
 
     def __call__(self, q: Array, k: Array, v: Array, **options: Any) -> Attended:
         out, lse = self.raw(*(self.native(x) for x in (q, k, v)), **self.options(options))

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 import attnproof
+from attnproof.problem import Options, bind_decode
 
 from .checking import case_of, check
-from .direct import Attend, drawn, sparse
+from .direct import Attend, drawn, served, sparse, varlen
 from .problems import Array
 from .targets import Target, every_host_target, every_target, values
 from .tolerance import Allowed, assert_close, judge
@@ -26,10 +27,19 @@ class Decode:
     def __call__(self, q: Array, k: Array, v: Array, lengths: Any, **options: Any) -> Array:
         table = options.pop("block_table", None)
         given = self.attend.options(options)
-        given["block_table"] = None if table is None else self.target.array(np.asarray(table), "int32")
+        table = None if table is None else self.target.array(np.asarray(table), "int32")
         native = [self.attend.native(x) for x in (q, k, v)]
         lengths = self.target.array(np.asarray(lengths), "int32")
-        return values(attnproof.attention_decode(*native, lengths, backend=self.target.backend, **given))
+        return values(decode(self.target, *native, lengths, block_table=table, **given))
+
+
+def decode(target: Target, q: Any, k: Any, v: Any, lengths: Any, **given: Any) -> Any:
+    """attention_decode() on native arrays."""
+    return served(
+        target,
+        lambda: attnproof.attention_decode(q, k, v, lengths, backend=target.backend, **given),
+        lambda: bind_decode(q, k, v, lengths, given.get("block_table"), Options()),
+    )
 
 
 @every_target
@@ -161,7 +171,7 @@ def test_the_scale_is_used_on_every_path(target: Target, scale: float | None) ->
     assert_close(Decode(target)(q, k, v, [20], scale=scale, causal=True), right, "decode")
     flat = [target.array(y[0].swapaxes(0, 1), "float32") for y in (q, k, v)]
     cu = [target.array(np.array([0, n]), "int32") for n in (3, 20)]
-    out = attnproof.attention_varlen(*flat, *cu, scale=scale, causal=True, backend=target.backend)
+    out, _ = varlen(target, *flat, *cu, scale=scale, causal=True)
     assert_close(values(out).swapaxes(0, 1)[None], right, "packed")
 
 
@@ -174,9 +184,7 @@ def test_an_append_is_seen_and_stored(target: Target) -> None:
     ]
     new = {"k_new": attend.native(k[:, :, 17:]), "v_new": attend.native(v[:, :, 17:])}
     lengths = target.array(np.array([17, 17]), "int32")
-    out = attnproof.attention_decode(
-        attend.native(q), *caches, lengths, **new, causal=True, backend=target.backend
-    )
+    out = decode(target, attend.native(q), *caches, lengths, **new, causal=True)
     x = {"q": q, "k": k, "v": v}
     assert_close(values(out), judge(case_of("append", x, causal=True), x)["out"], "out")
     for cache, right in zip(caches, (k, v), strict=True):

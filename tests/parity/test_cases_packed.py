@@ -10,7 +10,7 @@ import pytest
 import attnproof
 
 from .checking import case_of, check
-from .direct import Attend, drawn
+from .direct import Attend, drawn, varlen
 from .problems import Array, draw, packed
 from .targets import Target, every_target, values
 from .tolerance import assert_close, judge
@@ -74,8 +74,7 @@ class Pack:
         ]
         given = self.attend.options(options)
         native = [self.attend.native(x) for x in (q, k, v)]
-        found = attnproof.attention_varlen_with_lse(*native, *cu, backend=self.target.backend, **given)
-        return tuple(values(x) for x in found)
+        return tuple(values(x) for x in varlen(self.target, *native, *cu, **given))
 
 
 def tokens(total: int, **more: int) -> list[Array]:
