@@ -1,4 +1,4 @@
-"""Time the Triton backend against its peers on the GPU at hand, interleaved in one process, and write the records.
+"""Time the GPU backends against their peers on the GPU at hand, interleaved in one process, and write the records.
 
 Usage: gpu_measure.py OUT [dense] [variants] [decode] [host] [VARIANT:D:N ...]
 
@@ -8,6 +8,7 @@ shapes torch.compile would drop it to eager). TFLOP/s count the pairs that the m
 
 from __future__ import annotations
 
+import functools
 import multiprocessing
 import statistics
 import sys
@@ -21,7 +22,7 @@ from typing import Any
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from attnproof import masks
+from attnproof import dispatch, masks
 from attnproof.backends.triton import launch
 from attnproof.problem import Options, bind, bind_decode
 from gpu_record import write
@@ -31,6 +32,7 @@ LENGTHS = (8192, 512, 1024, 2048, 4096, 16384)
 ROUNDS, WARM_MS, REP_MS = 3, 2, 10
 WINDOW, CAP, DOCUMENTS = 1024, 30.0, 8
 Run = Callable[[], Any]
+OWN = ("hopper", "triton")  # fastest first
 sdpa = torch.nn.functional.scaled_dot_product_attention
 
 
@@ -118,10 +120,13 @@ def candidates(variant: str, d: int, n: int) -> tuple[dict[str, Run], dict[str, 
     problem, tensors = bind(*plain, options(variant, WIDTH // d, n))
     out, lse = launch.forward(problem, tensors)
     needs = frozenset("qkv")
-    forward: dict[str, Run] = {"attnproof": lambda: launch.forward(problem, tensors)}
-    backward: dict[str, Run] = {
-        "attnproof": lambda: launch.backward(problem, tensors, out, lse, dout, None, needs)
-    }
+    forward: dict[str, Run] = {}
+    backward: dict[str, Run] = {}
+    for name in OWN:
+        own = dispatch.load(name)
+        if own.why_not(problem) is None:
+            forward[name] = functools.partial(own.forward, problem, tensors)
+            backward[name] = functools.partial(own.backward, problem, tensors, out, lse, dout, None, needs)
     peers: dict[str, Run] = {}
     if variant in ("full", "causal"):
         for name, at in (
@@ -149,7 +154,22 @@ def candidates(variant: str, d: int, n: int) -> tuple[dict[str, Run], dict[str, 
             continue
         forward[name] = without_grad(run)
         backward[name] = lambda their=their: torch.autograd.grad(their, (q, k, v), dout, retain_graph=True)
+    if "sdpa_flash" in backward:
+        backward["sdpa_flash_deterministic"] = deterministic(backward["sdpa_flash"])
     return forward, backward
+
+
+def deterministic(run: Run) -> Run:
+    """Under torch's deterministic mode, which only serves where it refuses what varies."""
+
+    def inner() -> Any:
+        torch.use_deterministic_algorithms(True)
+        try:
+            return run()
+        finally:
+            torch.use_deterministic_algorithms(False)
+
+    return inner
 
 
 def without_grad(run: Run) -> Run:
@@ -221,7 +241,7 @@ def tables(todo: list[tuple[str, int, int]], into: Path) -> None:
 
 
 def show(rows: list[dict[str, Any]]) -> None:
-    own = next(r for r in rows if r["candidate"] == "attnproof")
+    own = next(r for r in rows if r["candidate"] in OWN)
     text = "  ".join(f"{r['candidate']} {r['tflops']:.0f} ({own['tflops'] / r['tflops']:.2f}x)" for r in rows)
     print(f"{own['pass']:8s} {own['variant']:8s} D={own['D']} N={own['N']}: {text}", flush=True)
 
@@ -236,7 +256,7 @@ def decode(into: Path) -> None:
         lengths = torch.full((batch,), n, dtype=torch.int32, device="cuda")
         runs: dict[str, Run] = {}
         bound = bind_decode(q, k, v, lengths, None, Options(), None)
-        runs["attnproof"] = lambda bound=bound: launch.forward(*bound)
+        runs["triton"] = lambda bound=bound: launch.forward(*bound)
         for page in (16, 256):
             table = torch.arange(batch * n // page, dtype=torch.int32, device="cuda").view(batch, -1)
             pools = [
@@ -244,7 +264,7 @@ def decode(into: Path) -> None:
                 for x in (k, v)
             ]
             paged = bind_decode(q, *pools, lengths, table, Options(), None)
-            runs[f"attnproof, pages of {page}"] = lambda paged=paged: launch.forward(*paged)
+            runs[f"triton, pages of {page}"] = lambda paged=paged: launch.forward(*paged)
         for name, at in (
             ("sdpa_flash", SDPBackend.FLASH_ATTENTION),
             ("sdpa_cudnn", SDPBackend.CUDNN_ATTENTION),
@@ -276,11 +296,17 @@ def host(into: Path) -> None:
 
     q, k, v = (torch.randn(1, 8, 128, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3))
     problem, tensors = bind(q, k, v, Options(causal=True))
-    runs: dict[str, Run] = {
-        "backend forward": lambda: launch.forward(problem, tensors),
-        "attention()": lambda: attention(q, k, v, causal=True, backend="triton"),
-        "sdpa": lambda: sdpa(q, k, v, is_causal=True),
-    }
+    grads = [x.detach().requires_grad_() for x in (q, k, v)]
+    runs: dict[str, Run] = {}
+    for name in OWN:
+        own = dispatch.load(name)
+        if own.why_not(problem) is None:
+            call = functools.partial(attention, causal=True, backend=name)
+            runs[f"{name} forward"] = functools.partial(own.forward, problem, tensors)
+            runs[f"{name} attention()"] = functools.partial(call, q, k, v)
+            runs[f"{name} attention(), gradients on"] = functools.partial(call, *grads)
+    runs["sdpa"] = lambda: sdpa(q, k, v, is_causal=True)
+    runs["sdpa, gradients on"] = lambda: sdpa(*grads, is_causal=True)
     results = []
     for name, run in runs.items():
         for _ in range(100):
@@ -296,7 +322,7 @@ def host(into: Path) -> None:
             "pass": "host",
             "candidate": name,
             "us": statistics.median(samples),
-            "us_in_graph": replayed(run),
+            "us_in_graph": float("nan") if "gradients" in name else replayed(run),
         }
         results.append(row)
         print(f"host {name}: {row['us']:.1f} us, in a graph {row['us_in_graph']:.2f} us", flush=True)
@@ -322,7 +348,7 @@ PROTOCOL = {
     "timer": f"triton do_bench (L2 flushed before each call), warm-up {WARM_MS} ms, {REP_MS} ms a round",
     "statistic": f"median of {ROUNDS} rounds' medians, candidates interleaved in one process",
     "flops": "4 B H D pairs forward, 2.5 times that backward; pairs are counted from the mask",
-    "scope": "attnproof is timed at its backend (allocation, launches); its front end's host time is in the host record",
+    "scope": "hopper and triton are timed as backends (allocation, launches); the front end's host time is in the host record",
 }
 
 
