@@ -82,6 +82,7 @@ class Held:
         fixed: whatever the tile.
         staged: more of a kernel with several stages.
         tall: more of one with several row tiles a warp.
+        cut: more where a causal mask needs indices and limits.
     """
 
     scores: float
@@ -89,14 +90,14 @@ class Held:
     fixed: int = 0
     staged: int = 0
     tall: int = 0
+    cut: int = 0
 
 
 HELD: Mapping[Pass, Held] = {
-    "forward": Held(1.25, 0.0, fixed=16, staged=24, tall=32),
-    "dkdv": Held(2.5, 1 / 6, fixed=32, staged=30),
-    "dq": Held(2.5, 1 / 3),
+    "forward": Held(1.25, 0.0, fixed=16, staged=24, tall=32, cut=10),
+    "dkdv": Held(2.5, 0.2, fixed=45),
+    "dq": Held(2.5, 1 / 3, cut=10),
 }
-CUT = 12  # more where a causal mask needs indices and limits
 
 
 def style_of(hardware: Hardware, job: Job) -> Style:
@@ -211,7 +212,7 @@ def _held(job: Job, at: Tile, accumulators: float, scores: float) -> float:
     outer, _ = outer_inner(job, at)
     # two warpgroups on the same 64 rows hold the same scores
     copies = 2 if shares_rows(job, at) else 1
-    more = held.staged * (at.stages > 1) + held.tall * (outer > 16 * at.warps) + CUT * job.causal
+    more = held.staged * (at.stages > 1) + held.tall * (outer > 16 * at.warps) + held.cut * job.causal
     columns = held.columns * max(job.head_dim, job.value_dim)
     return accumulators + copies * held.scores * scores + columns + held.fixed + more
 
@@ -247,8 +248,11 @@ def resident_blocks(hardware: Hardware, style: Style, at: Tile, shared: int, reg
     """Blocks that one unit holds at once."""
     threads = threads_of(hardware, style, at)
     consumers = at.warps * hardware.warp
-    by_shared = int(hardware.shared_per_unit.value * KIB) // max(shared, 1)
-    taken = 4 * (consumers * max(registers, 1) + (threads - consumers) * PRODUCER_REGISTERS)
+    # what one block cannot have of a unit is what the system keeps of each block
+    kept = min(hardware.shared_per_unit.value - hardware.shared_per_block.value, 1)
+    by_shared = int(hardware.shared_per_unit.value * KIB) // max(shared + int(kept * KIB), 1)
+    handed = -(-max(registers, 1) // 8) * 8  # in steps of eight
+    taken = 4 * (consumers * handed + (threads - consumers) * PRODUCER_REGISTERS)
     by_registers = int(hardware.registers_per_unit.value * KIB) // taken
     most = 1 if style.persistent else 32
     return min(by_shared, by_registers, hardware.threads_per_unit // threads, most)
@@ -262,6 +266,8 @@ def refusal(
     side = "keys" if job.kernel == "dkdv" else "queries"
     # two accumulators, dk and dv, give warps a second way to share the work
     rows = style.rows * at.warps // (2 if job.kernel == "dkdv" and not style.persistent else 1)
+    if style.waits:
+        rows = max(rows, 64)  # of a warpgroup product
     if outer < rows:
         return f"{outer} {side} leave warps idle: {at.warps} warps want {rows}"
     if style.name == "specialised" and outer != 16 * at.warps:

@@ -15,8 +15,8 @@ analysis (`_queued`). It needs what each place costs one program for one tile:
 
     products    FLOP at the peak, and FILL for each product, which starts with an empty matrix unit and is waited for
     softmax     exp + vector, as above
-    memory      LATENCY twice with one stage (k, then v); with two stages only once, less the last product, because
-                the next tile is asked for when that product has been issued; nothing with three
+    memory      with one stage, LATENCY and the transfer for k, then again for v; with two stages once, less the last
+                product, because the next tile is asked for when that product has been issued; nothing with three
     spills      SPILLED passes through shared memory's path of what does not fit the registers
 
 LATENCY, FILL and SPILLED are calibrated on the tiles of results/h200/tune.json; docs/06_numbers says how well they do.
@@ -54,9 +54,10 @@ from .traffic import Call, Sweep
 
 UNOVERLAPPED = 0.6  # share of the smaller of products and softmax that one group alone cannot hide
 TILE = 120  # clocks of barriers, row reductions and loop control that every tile costs
-LATENCY = 860  # clocks from asking memory for a tile until it is there, where nothing hides it
-FILL = 100  # clocks that a product which is waited for keeps the matrix unit beyond its FLOP
-SPILLED = 6  # times that a spilled register moves in one tile
+LATENCY = 605  # clocks from asking memory for a tile until it is there, where nothing hides it
+FILL = 115  # clocks that a product which is waited for keeps the matrix unit beyond its FLOP
+SPILLED = 5  # times that a spilled register moves in one tile
+ONLINE = 250  # clocks of a forward tile from the first score of a row to its maximum, its sum and the rescaled output
 
 
 @dataclass(frozen=True)
@@ -231,7 +232,7 @@ def _seconds(
     """Time of the job: the tiles visited, handed out in rounds, and what starts and ends a block."""
     tiles, blocks, requests = _counted(job, at.block_q, at.block_k)
     per_tile = (
-        _queued(job, at, terms, resident)
+        _queued(hardware, job, at, terms, resident)
         if style.waits
         else _overlapped(hardware, job, at, terms, resident)
     )
@@ -266,17 +267,53 @@ def _overlapped(
     return per_tile
 
 
-def _queued(job: Job, at: Tile, terms: Mapping[str, float], resident: int) -> float:
+def _queued(hardware: Hardware, job: Job, at: Tile, terms: Mapping[str, float], resident: int) -> float:
     """Clocks of one tile where `resident` programs queue for the units and wait for memory beside each other."""
-    count = {"forward": 2, "dkdv": 4, "dq": 3}[job.kernel]
-    products, softmax = terms["products"], terms["exponentials"] + terms["vector"]
-    last = products / count
-    if shares_rows(job, at):  # s and dp, each in both warpgroups
-        products, softmax = products * 1.5, softmax * 2
-    # in the dk, dv pass a third stage gains nothing measurable over a second
-    stages = min(at.stages, 2) if job.kernel == "dkdv" else at.stages
-    waits = {1: 2 * LATENCY, 2: max(0.0, LATENCY - last)}.get(stages, 0.0)
-    return queue_clocks(resident, (products + FILL * count, softmax), waits + terms["spills"])
+    each = _product_clocks(hardware, job, at)
+    twice = 2 if shares_rows(job, at) else 1  # s and dp, and what follows them, in both warpgroups
+    scores = len(each) - {"forward": 1, "dkdv": 2, "dq": 1}[job.kernel]
+    products = sum(each) + (twice - 1) * sum(each[:scores]) + FILL * len(each)
+    softmax = twice * (terms["exponentials"] + terms["vector"])
+    waits = _exposed(hardware, job, at, each[-1])
+    if job.kernel == "forward":
+        waits += ONLINE
+    if job.kernel == "dq":
+        # nothing between s and dp needs the other, so the compiler puts p's exponentials behind the product for dp
+        waits -= min(terms["exponentials"], each[1])
+    return queue_clocks(resident, (products, softmax), waits + terms["spills"])
+
+
+def _exposed(hardware: Hardware, job: Job, at: Tile, last: float) -> float:
+    """Clocks of one tile in which a program has nothing to do but wait for what it streams; see above."""
+    # a third stage counts only where it was measured to gain; docs/06_numbers has the pairs
+    stages = at.stages if job.kernel == "dq" else min(at.stages, 2)
+    _, inner = outer_inner(job, at)
+    row = (job.head_dim + job.value_dim) * dtype_size(job.dtype) / hardware.port_bytes_per_clock.value
+    if stages == 1:
+        return 2 * LATENCY + inner * row
+    if stages == 2:
+        # k and v of the dq pass arrive under one barrier, elsewhere the second has its own
+        return max(0.0, LATENCY + inner * row / (1 if job.kernel == "dq" else 2) - last)
+    return 0.0
+
+
+def _product_clocks(hardware: Hardware, job: Job, at: Tile) -> list[float]:
+    """Clocks of each warpgroup product of one tile, the scores first: by its FLOP, or by its operands in shared memory.
+
+    Scores fetch both operands; what multiplies p or ds has that one in registers. Each 64 rows fetch the streamed
+    tile for themselves.
+    """
+    outer, inner = outer_inner(job, at)
+    d, dv, size = job.head_dim, job.value_dim, dtype_size(job.dtype)
+    scores = (d,) if job.kernel == "forward" else (d, dv)
+    sums = {"forward": (dv,), "dkdv": (dv, d), "dq": (d,)}[job.kernel]
+    flop = hardware.product_rate(job.dtype) / (hardware.clock.value * 1e9 * hardware.units.value)
+    path = hardware.shared_bytes_per_clock.value / size
+    streamed = max(1, outer // 64) * inner
+    out: list[float] = []
+    for width, fetched in [*((x, outer + streamed) for x in scores), *((x, streamed) for x in sums)]:
+        out.append(max(2 * outer * inner * width / flop, fetched * width / path))
+    return out
 
 
 def queue_clocks(customers: int, stations: tuple[float, ...], apart: float) -> float:
