@@ -77,7 +77,7 @@ class Held:
     """Registers of a thread of a `waits` kernel besides accumulators, fitted to what Triton's compiler reports.
 
     Attributes:
-        scores: per fp32 register of one score tile: s (and dp), and the half-size operand made of it.
+        copies: of the scores in the dtype of the operands, beside s (and dp) in fp32.
         columns: per column of the head dim, descriptors and addresses of operands in shared memory.
         fixed: whatever the tile.
         staged: more of a kernel with several stages.
@@ -85,7 +85,7 @@ class Held:
         cut: more where a causal mask needs indices and limits.
     """
 
-    scores: float
+    copies: float
     columns: float
     fixed: int = 0
     staged: int = 0
@@ -94,9 +94,9 @@ class Held:
 
 
 HELD: Mapping[Pass, Held] = {
-    "forward": Held(1.25, 0.0, fixed=16, staged=24, tall=32, cut=10),
-    "dkdv": Held(2.5, 0.2, fixed=45),
-    "dq": Held(2.5, 1 / 3, cut=10),
+    "forward": Held(0.5, 0.0, fixed=16, staged=24, tall=32, cut=10),
+    "dkdv": Held(1.0, 0.2, fixed=45),
+    "dq": Held(1.0, 1 / 3, cut=10),
 }
 
 
@@ -211,10 +211,11 @@ def _held(job: Job, at: Tile, accumulators: float, scores: float) -> float:
     held = HELD[job.kernel]
     outer, _ = outer_inner(job, at)
     # two warpgroups on the same 64 rows hold the same scores
-    copies = 2 if shares_rows(job, at) else 1
+    twice = 2 if shares_rows(job, at) else 1
+    tiles = (1 if job.kernel == "forward" else 2) + held.copies * dtype_size(job.dtype) / 4
     more = held.staged * (at.stages > 1) + held.tall * (outer > 16 * at.warps) + held.cut * job.causal
     columns = held.columns * max(job.head_dim, job.value_dim)
-    return accumulators + copies * held.scores * scores + columns + held.fixed + more
+    return accumulators + twice * tiles * scores + columns + held.fixed + more
 
 
 def shares_rows(job: Job, at: Tile) -> bool:
@@ -251,7 +252,8 @@ def resident_blocks(hardware: Hardware, style: Style, at: Tile, shared: int, reg
     # what one block cannot have of a unit is what the system keeps of each block
     kept = min(hardware.shared_per_unit.value - hardware.shared_per_block.value, 1)
     by_shared = int(hardware.shared_per_unit.value * KIB) // max(shared + int(kept * KIB), 1)
-    handed = -(-max(registers, 1) // 8) * 8  # in steps of eight
+    step = 8 if hardware.arch.startswith("sm_") else 1  # registers of a thread are handed out in steps
+    handed = -(-max(registers, 1) // step) * step
     taken = 4 * (consumers * handed + (threads - consumers) * PRODUCER_REGISTERS)
     by_registers = int(hardware.registers_per_unit.value * KIB) // taken
     most = 1 if style.persistent else 32

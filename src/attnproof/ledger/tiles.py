@@ -8,18 +8,20 @@ because a group's softmax hides behind another group's products: with one group 
 does. The factor is calibrated on forward kernels measured on one H200 (D = 64, 128, 256); elsewhere it is
 extrapolated. What spills is stored once and loaded once a tile.
 
-Where the compiler waits for each product (plain Triton with warpgroup products), a program is always at one of three
-places: it has products in the matrix unit, softmax in the vector unit, or waits for memory. Programs that share a
-multiprocessor queue for the first two and wait beside each other: a closed queueing network, solved by mean value
-analysis (`_queued`). It needs what each place costs one program for one tile:
+Where the compiler waits for each product (plain Triton with warpgroup products), a program is always in one place:
+it has products in the matrix unit, softmax in the vector unit, or waits. Programs that share a multiprocessor queue
+for the first two and wait beside each other: a closed queueing network, solved by mean value analysis. One program
+needs for one tile
 
-    products    FLOP at the peak, and FILL for each product, which starts with an empty matrix unit and is waited for
-    softmax     exp + vector, as above
-    memory      with one stage, LATENCY and the transfer for k, then again for v; with two stages once, less the last
+    products    FLOP at the peak or operands from shared memory, whichever is longer, and FILL for each product
+    softmax     exp + vector, as above; in the dq pass exp hides behind the product for dp
+    memory      with one stage ARRIVAL and the transfer, for k and again for v; with two stages once, less the last
                 product, because the next tile is asked for when that product has been issued; nothing with three
     spills      SPILLED passes through shared memory's path of what does not fit the registers
+    reductions  ONLINE, in the forward pass
 
-LATENCY, FILL and SPILLED are calibrated on the tiles of results/h200/tune.json; docs/06_numbers says how well they do.
+ARRIVAL, FILL, SPILLED and ONLINE are calibrated on the tiles of results/h200/tune.json with the registers that the
+compiler reports for them. docs/06_numbers says how far that carries.
 """
 
 from __future__ import annotations
@@ -54,10 +56,11 @@ from .traffic import Call, Sweep
 
 UNOVERLAPPED = 0.6  # share of the smaller of products and softmax that one group alone cannot hide
 TILE = 120  # clocks of barriers, row reductions and loop control that every tile costs
-LATENCY = 605  # clocks from asking memory for a tile until it is there, where nothing hides it
+LATENCY = 700  # clocks from asking memory for a tile until it is there, where nothing hides it
+ARRIVAL = 605  # the same until its first bytes are there
 FILL = 115  # clocks that a product which is waited for keeps the matrix unit beyond its FLOP
 SPILLED = 5  # times that a spilled register moves in one tile
-ONLINE = 250  # clocks of a forward tile from the first score of a row to its maximum, its sum and the rescaled output
+ONLINE = 250  # clocks that the maximum and the sum of each row of a forward tile hold up what follows
 
 
 @dataclass(frozen=True)
@@ -231,11 +234,8 @@ def _seconds(
 ) -> float:
     """Time of the job: the tiles visited, handed out in rounds, and what starts and ends a block."""
     tiles, blocks, requests = _counted(job, at.block_q, at.block_k)
-    per_tile = (
-        _queued(hardware, job, at, terms, resident)
-        if style.waits
-        else _overlapped(hardware, job, at, terms, resident)
-    )
+    queued = style.waits and hardware.matrix_unit(job.dtype) is not None
+    per_tile = (_queued if queued else _overlapped)(hardware, job, at, terms, resident)
     slots = int(hardware.units.value) * resident
     rounds = -(-blocks // slots)
     # rounds matter only while they are few: with many, early finishers take what is left
@@ -290,10 +290,10 @@ def _exposed(hardware: Hardware, job: Job, at: Tile, last: float) -> float:
     _, inner = outer_inner(job, at)
     row = (job.head_dim + job.value_dim) * dtype_size(job.dtype) / hardware.port_bytes_per_clock.value
     if stages == 1:
-        return 2 * LATENCY + inner * row
+        return 2 * ARRIVAL + inner * row
     if stages == 2:
         # k and v of the dq pass arrive under one barrier, elsewhere the second has its own
-        return max(0.0, LATENCY + inner * row / (1 if job.kernel == "dq" else 2) - last)
+        return max(0.0, ARRIVAL + inner * row / (1 if job.kernel == "dq" else 2) - last)
     return 0.0
 
 
