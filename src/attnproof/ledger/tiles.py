@@ -248,9 +248,7 @@ def _seconds(
     return max(clocks / (hardware.clock.value * 1e9), requests / hardware.port_bandwidth)
 
 
-def _overlapped(
-    hardware: Hardware, job: Job, at: Tile, terms: Mapping[str, float], resident: int
-) -> float:
+def _overlapped(hardware: Hardware, job: Job, at: Tile, terms: Mapping[str, float], resident: int) -> float:
     """Clocks of one tile where products run beside the softmax of other warps of the same block."""
     softmax = terms["exponentials"] + terms["vector"]
     if hardware.matrix_unit(job.dtype) is None:
