@@ -315,10 +315,11 @@ def _product_clocks(hardware: Hardware, job: Job, at: Tile) -> list[float]:
 
 
 def queue_clocks(customers: int, stations: tuple[float, ...], apart: float) -> float:
-    """Clocks between two departures of a closed network: mean value analysis with fixed times of service.
+    """Clocks between two departures of a closed network whose customers take the same time at a station every time.
 
-    Who arrives at a station waits for those in front, and for half the service of the one that is being served
-    (Reiser and Lavenberg, J. ACM 27(2), 1980). `apart` is time that customers spend without meeting.
+    Mean value analysis (Reiser and Lavenberg, J. ACM 27(2), 1980) with the usual approximation for fixed service: who
+    arrives waits for those in front, and for half the service of the one that is being served. `apart` is time that
+    customers spend without meeting.
     """
     waiting, busy, rate = [0.0] * len(stations), [0.0] * len(stations), 0.0
     for count in range(1, customers + 1):
