@@ -11,14 +11,14 @@ Where operands live depends on the kind of kernel:
     dot2         AMD without           shared     one shared buffer    shared     all threads of the block
 
 Registers of a thread are accumulators, scores, half-size probabilities, the resident operand, and what compilers
-add (`Style`, fitted to their reports; tests hold the fit). Up to 64 of them may spill: tiles that measured fastest on
-an H200 do.
+add (`Style` and `Held`, fitted to their reports; tests hold the fit). Up to 64 of them may spill: tiles that measured
+fastest on an H200 do.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from ..dispatch import backends
@@ -31,6 +31,7 @@ PAD = 16  # bytes added to each row in shared memory by the dot2 kernels, so tha
 BARRIERS = 1 * KIB  # barriers, counters and row statistics in shared memory, rounded up
 PRODUCER_REGISTERS = 24  # of each thread of the producer warpgroup, after it gave the others away
 SPILLS = 64  # registers of a thread that may spill before a tile is refused
+CAPPED = 8  # registers of a thread that a cap may take away so that one more block fits
 
 
 @dataclass(frozen=True)
@@ -38,13 +39,11 @@ class Style:
     """How a kind of kernel spends registers and shared memory; see the table above.
 
     Attributes:
-        overhead: registers of a thread besides what the tile needs; `backward_overhead` if it differs there.
+        overhead: registers of a thread besides what the tile needs.
         factor: registers used per register that the tile needs.
         rows: query (or key) rows that one warp works on at least.
         persistent: one block stays on each unit and takes tile after tile.
-        staged: more registers of a forward kernel with several stages; `tall`: of one with several row tiles a warp.
-        half: share of the half-size probabilities that is not put in the place of the scores.
-        waits: the compiler waits for each product, so only other blocks overlap.
+        waits: the compiler waits for each product, so only other blocks overlap; `HELD` has its registers.
     """
 
     name: str
@@ -55,10 +54,6 @@ class Style:
     persistent: bool
     stages: tuple[int, ...]
     warps: tuple[int, ...]
-    backward_overhead: int = 0
-    staged: int = 0
-    tall: int = 0
-    half: float = 1.0
     waits: bool = False
     outer: tuple[int, ...] = (16, 32, 64, 128, 256)
     inner: tuple[int, ...] = (16, 32, 64, 128, 256)
@@ -66,21 +61,7 @@ class Style:
 
 STYLES: Mapping[str, Style] = {
     "mma": Style("mma", 60, 1.0, 16, True, False, (1, 2, 3), (4, 8)),
-    "wgmma": Style(
-        "wgmma",
-        24,
-        1.0,
-        16,
-        False,
-        False,
-        (1, 2, 3),
-        (4, 8),
-        backward_overhead=36,
-        staged=24,
-        tall=32,
-        half=0.5,
-        waits=True,
-    ),
+    "wgmma": Style("wgmma", 0, 1.0, 16, False, False, (1, 2, 3), (4, 8), waits=True),
     "specialised": Style("specialised", 32, 1.0, 16, False, True, (1, 2, 3), (8, 12), outer=(128, 192)),
     "split": Style("split", 32, 1.0, 8, False, True, (1, 2), (8,), outer=(64,)),
     "mfma": Style("mfma", 160, 1.0, 16, True, False, (1,), (4, 8)),
@@ -88,6 +69,34 @@ STYLES: Mapping[str, Style] = {
     "dot2": Style(
         "dot2", 50, 2.0, 1, False, False, (1,), (2, 4), outer=(16, 32, 64, 128), inner=(16, 32, 64, 128)
     ),
+}
+
+
+@dataclass(frozen=True)
+class Held:
+    """Registers of a thread of a `waits` kernel besides accumulators, fitted to what Triton's compiler reports.
+
+    Attributes:
+        copies: of the scores in the dtype of the operands, beside s (and dp) in fp32.
+        columns: per column of the head dim, descriptors and addresses of operands in shared memory.
+        fixed: whatever the tile.
+        staged: more of a kernel with several stages.
+        tall: more of one with several row tiles a warp.
+        cut: more where a causal mask needs indices and limits.
+    """
+
+    copies: float
+    columns: float
+    fixed: int = 0
+    staged: int = 0
+    tall: int = 0
+    cut: int = 0
+
+
+HELD: Mapping[Pass, Held] = {
+    "forward": Held(0.5, 0.0, fixed=16, staged=24, tall=32, cut=10),
+    "dkdv": Held(1.0, 0.2, fixed=45),
+    "dq": Held(1.0, 1 / 3, cut=10),
 }
 
 
@@ -109,17 +118,20 @@ def style_of(hardware: Hardware, job: Job) -> Style:
 
 @dataclass(frozen=True, order=True)
 class Tile:
-    """Block sizes, warps (without a producer) and pipeline stages of one configuration."""
+    """Block sizes, warps (without a producer) and pipeline stages of one configuration.
+
+    `cap` is the most registers that the compiler may give a thread, 0 for its own choice.
+    """
 
     block_q: int
     block_k: int
     warps: int
     stages: int
+    cap: int = 0
 
     def __str__(self) -> str:
-        return (
-            f"{self.block_q}x{self.block_k}, {self.warps} warps, {self.stages} stage{'s' * (self.stages > 1)}"
-        )
+        cap = f", {self.cap} registers" * (self.cap > 0)
+        return f"{self.block_q}x{self.block_k}, {self.warps} warps, {self.stages} stage{'s' * (self.stages > 1)}{cap}"
 
 
 @dataclass(frozen=True)
@@ -186,19 +198,29 @@ def register_estimate(hardware: Hardware, job: Job, style: Style, at: Tile) -> i
         resident = outer * (d if job.kernel == "forward" else d + dv) * halves
     if style.name == "split":  # each warpgroup has one of dk, dv, and one of s, dp
         return round(style.overhead + (outer * max(d, dv) + outer * inner) / (threads / 2))
+    if style.waits:
+        return round(_held(job, at, outer * accumulators / threads, outer * inner / threads))
     need = outer * accumulators + squares * outer * inner
-    overhead = style.overhead
     if job.kernel == "forward" and style.name != "dot2":  # dot2 passes p through shared memory
-        need += outer * inner * halves * style.half
-        overhead += style.staged * (at.stages > 1) + style.tall * (outer > style.rows * at.warps)
-    elif job.kernel != "forward" and style.backward_overhead:
-        overhead = style.backward_overhead
-        # dk and dv read p and ds as first operands, of which registers hold a half-size copy
-        need += 2 * outer * inner * halves * (job.kernel == "dkdv")
-        overhead += 100 * (
-            outer < style.rows * at.warps
-        )  # two warpgroups on the same 64 rows hold much of it twice
-    return round(overhead + style.factor * (need + resident) / threads)
+        need += outer * inner * halves
+    return round(style.overhead + style.factor * (need + resident) / threads)
+
+
+def _held(job: Job, at: Tile, accumulators: float, scores: float) -> float:
+    """Registers of one thread of a `waits` kernel, of which accumulators and one fp32 score tile are given."""
+    held = HELD[job.kernel]
+    outer, _ = outer_inner(job, at)
+    # two warpgroups on the same 64 rows hold the same scores
+    twice = 2 if shares_rows(job, at) else 1
+    tiles = (1 if job.kernel == "forward" else 2) + held.copies * dtype_size(job.dtype) / 4
+    more = held.staged * (at.stages > 1) + held.tall * (outer > 16 * at.warps) + held.cut * job.causal
+    columns = held.columns * max(job.head_dim, job.value_dim)
+    return accumulators + twice * tiles * scores + columns + held.fixed + more
+
+
+def shares_rows(job: Job, at: Tile) -> bool:
+    """Whether warpgroups find fewer rows than they need for one each: they compute the same scores then."""
+    return outer_inner(job, at)[0] < 16 * at.warps
 
 
 def threads_of(hardware: Hardware, style: Style, at: Tile) -> int:
@@ -213,15 +235,26 @@ def register_limit(hardware: Hardware, style: Style, at: Tile) -> int:
         # the producer gives its registers away; what is left is handed out in steps of eight
         spare = int(hardware.registers_per_unit.value * KIB) // 4 - PRODUCER_REGISTERS * 4 * hardware.warp
         share = min(spare // (at.warps * hardware.warp) // 8 * 8, 240)
-    return min(hardware.registers_per_thread, share)
+    return min(hardware.registers_per_thread, share, at.cap or share)
+
+
+def capped(hardware: Hardware, at: Tile, registers: int, resident: int) -> Tile | None:
+    """The same tile with just so few registers that one more block fits, if that takes away a few at most."""
+    file = int(hardware.registers_per_unit.value * KIB) // 4
+    most = file // ((resident + 1) * at.warps * hardware.warp) // 8 * 8
+    return replace(at, cap=most) if 0 < registers - most <= CAPPED else None
 
 
 def resident_blocks(hardware: Hardware, style: Style, at: Tile, shared: int, registers: int) -> int:
     """Blocks that one unit holds at once."""
     threads = threads_of(hardware, style, at)
     consumers = at.warps * hardware.warp
-    by_shared = int(hardware.shared_per_unit.value * KIB) // max(shared, 1)
-    taken = 4 * (consumers * max(registers, 1) + (threads - consumers) * PRODUCER_REGISTERS)
+    # what one block cannot have of a unit is what the system keeps of each block
+    kept = min(hardware.shared_per_unit.value - hardware.shared_per_block.value, 1)
+    by_shared = int(hardware.shared_per_unit.value * KIB) // max(shared + int(kept * KIB), 1)
+    step = 8 if hardware.arch.startswith("sm_") else 1  # registers of a thread are handed out in steps
+    handed = -(-max(registers, 1) // step) * step
+    taken = 4 * (consumers * handed + (threads - consumers) * PRODUCER_REGISTERS)
     by_registers = int(hardware.registers_per_unit.value * KIB) // taken
     most = 1 if style.persistent else 32
     return min(by_shared, by_registers, hardware.threads_per_unit // threads, most)
@@ -235,6 +268,8 @@ def refusal(
     side = "keys" if job.kernel == "dkdv" else "queries"
     # two accumulators, dk and dv, give warps a second way to share the work
     rows = style.rows * at.warps // (2 if job.kernel == "dkdv" and not style.persistent else 1)
+    if style.waits:
+        rows = max(rows, 64)  # of a warpgroup product
     if outer < rows:
         return f"{outer} {side} leave warps idle: {at.warps} warps want {rows}"
     if style.name == "specialised" and outer != 16 * at.warps:

@@ -1,13 +1,27 @@
 """The tile planner: every tile that fits a device, scored by a model; every other with the reason why not.
 
-A tile is `block_q` x `block_k` pairs. `resources` says what one needs. Clocks of a tile are
+A tile is `block_q` x `block_k` pairs. `resources` says what one needs. Where warpgroups run apart, clocks of a tile are
 
     max(products, softmax, shared) + min(products, softmax) * 0.6 / groups + 120      softmax = exp + vector
 
 because a group's softmax hides behind another group's products: with one group little overlaps, with three most
-does. Groups are warpgroups where a kernel lets them run apart, and whole blocks where the compiler waits for each
-product. The factor is calibrated on forward kernels measured on one H200 (D = 64, 128, 256); elsewhere it is
+does. The factor is calibrated on forward kernels measured on one H200 (D = 64, 128, 256); elsewhere it is
 extrapolated. What spills is stored once and loaded once a tile.
+
+Where the compiler waits for each product (plain Triton with warpgroup products), a program is always in one place:
+it has products in the matrix unit, softmax in the vector unit, or waits. Programs that share a multiprocessor queue
+for the first two and wait beside each other: a closed queueing network, solved by mean value analysis. One program
+needs for one tile
+
+    products    FLOP at the peak or operands from shared memory, whichever is longer, and FILL for each product
+    softmax     exp + vector, as above; in the dq pass exp hides behind the product for dp
+    memory      with one stage ARRIVAL and the transfer, for k and again for v; with two stages once, less the last
+                product, because the next tile is asked for when that product has been issued; nothing with three
+    spills      SPILLED passes through shared memory's path of what does not fit the registers
+    reductions  ONLINE, in the forward pass
+
+ARRIVAL, FILL, SPILLED and ONLINE are calibrated on the tiles of results/h200/tune.json with the registers that the
+compiler reports for them. docs/06_numbers says how far that carries.
 """
 
 from __future__ import annotations
@@ -27,12 +41,14 @@ from .resources import (
     Job,
     Style,
     Tile,
+    capped,
     outer_inner,
     refusal,
     register_estimate,
     register_limit,
     resident_blocks,
     shared_memory,
+    shares_rows,
     style_of,
     threads_of,
 )
@@ -41,6 +57,10 @@ from .traffic import Call, Sweep
 UNOVERLAPPED = 0.6  # share of the smaller of products and softmax that one group alone cannot hide
 TILE = 120  # clocks of barriers, row reductions and loop control that every tile costs
 LATENCY = 700  # clocks from asking memory for a tile until it is there, where nothing hides it
+ARRIVAL = 605  # the same until its first bytes are there
+FILL = 115  # clocks that a product which is waited for keeps the matrix unit beyond its FLOP
+SPILLED = 5  # times that a spilled register moves in one tile
+ONLINE = 250  # clocks that the maximum and the sum of each row of a forward tile hold up what follows
 
 
 @dataclass(frozen=True)
@@ -113,9 +133,21 @@ class Plan:
 def plan(hardware: Hardware, job: Job, style: Style | None = None) -> Plan:
     """Score every tile of `style` (default: the style of this project's kernels on the device)."""
     style = style_of(hardware, job) if style is None else style
-    found = [candidate(hardware, job, style, each) for each in _tiles(job, style)]
+    found = [each for at in _tiles(job, style) for each in _with_cap(hardware, job, style, at)]
     found.sort(key=lambda c: (bool(c.refused), c.seconds, c.tile))
     return Plan(hardware, job, style, tuple(found))
+
+
+def _with_cap(hardware: Hardware, job: Job, style: Style, at: Tile) -> Iterator[Candidate]:
+    """A tile, and the same one with its registers capped where that lets one more block in."""
+    found = candidate(hardware, job, style, at)
+    yield found
+    if style.waits and not found.refused:
+        less = capped(hardware, at, found.registers, found.resident)
+        if less is not None:
+            again = candidate(hardware, job, style, less)
+            if again.resident > found.resident:
+                yield again
 
 
 def _tiles(job: Job, style: Style) -> Iterator[Tile]:
@@ -142,7 +174,8 @@ def candidate(hardware: Hardware, job: Job, style: Style, at: Tile) -> Candidate
         return Candidate(at, shared, registers, spills, 0, refused, {}, 0.0)
     terms = _terms(hardware, job, style, at)
     # most of what spills is the same for every tile: stored once, loaded once a tile
-    terms["spills"] = 4 * spills * at.warps * hardware.warp / hardware.shared_bytes_per_clock.value
+    moved = 4 * spills * at.warps * hardware.warp / hardware.shared_bytes_per_clock.value
+    terms["spills"] = moved * (SPILLED if style.waits else 1)
     seconds = _seconds(hardware, job, at, terms, resident, style)
     return Candidate(at, shared, registers, spills, resident, "", terms, seconds)
 
@@ -201,19 +234,8 @@ def _seconds(
 ) -> float:
     """Time of the job: the tiles visited, handed out in rounds, and what starts and ends a block."""
     tiles, blocks, requests = _counted(job, at.block_q, at.block_k)
-    softmax = terms["exponentials"] + terms["vector"]
-    if hardware.matrix_unit(job.dtype) is None:
-        # one vector unit does all of it, and shared memory is what can hide behind it
-        busy, hidden = terms["products"] + softmax, terms["shared"]
-        per_tile = max(busy, hidden) + 0.45 * min(busy, hidden)
-    else:
-        together = resident if style.waits else resident * at.warps / 4
-        groups = min(max(together, 1.0), 3.0)
-        longest = max(terms["products"], softmax)
-        per_tile = max(longest, terms["shared"]) + min(terms["products"], softmax) * UNOVERLAPPED / groups
-    per_tile += TILE + terms["spills"]
-    if at.stages * resident < 2:
-        per_tile += LATENCY  # nothing else is in flight while a tile comes in
+    queued = style.waits and hardware.matrix_unit(job.dtype) is not None
+    per_tile = (_queued if queued else _overlapped)(hardware, job, at, terms, resident)
     slots = int(hardware.units.value) * resident
     rounds = -(-blocks // slots)
     # rounds matter only while they are few: with many, early finishers take what is left
@@ -224,6 +246,87 @@ def _seconds(
         * spread
     )
     return max(clocks / (hardware.clock.value * 1e9), requests / hardware.port_bandwidth)
+
+
+def _overlapped(hardware: Hardware, job: Job, at: Tile, terms: Mapping[str, float], resident: int) -> float:
+    """Clocks of one tile where products run beside the softmax of other warps of the same block."""
+    softmax = terms["exponentials"] + terms["vector"]
+    if hardware.matrix_unit(job.dtype) is None:
+        # one vector unit does all of it, and shared memory is what can hide behind it
+        busy, hidden = terms["products"] + softmax, terms["shared"]
+        per_tile = max(busy, hidden) + 0.45 * min(busy, hidden)
+    else:
+        groups = min(max(resident * at.warps / 4, 1.0), 3.0)
+        longest = max(terms["products"], softmax)
+        per_tile = max(longest, terms["shared"]) + min(terms["products"], softmax) * UNOVERLAPPED / groups
+    per_tile += TILE + terms["spills"]
+    if at.stages * resident < 2:
+        per_tile += LATENCY  # nothing else is in flight while a tile comes in
+    return per_tile
+
+
+def _queued(hardware: Hardware, job: Job, at: Tile, terms: Mapping[str, float], resident: int) -> float:
+    """Clocks of one tile where `resident` programs queue for the units and wait for memory beside each other."""
+    each = _product_clocks(hardware, job, at)
+    twice = 2 if shares_rows(job, at) else 1  # s and dp, and what follows them, in both warpgroups
+    scores = len(each) - {"forward": 1, "dkdv": 2, "dq": 1}[job.kernel]
+    products = sum(each) + (twice - 1) * sum(each[:scores]) + FILL * len(each)
+    softmax = twice * (terms["exponentials"] + terms["vector"])
+    waits = _exposed(hardware, job, at, each[-1])
+    if job.kernel == "forward":
+        waits += ONLINE
+    if job.kernel == "dq":
+        # nothing between s and dp needs the other, so the compiler puts p's exponentials behind the product for dp
+        waits -= min(terms["exponentials"], each[1])
+    return queue_clocks(resident, (products, softmax), waits + terms["spills"])
+
+
+def _exposed(hardware: Hardware, job: Job, at: Tile, last: float) -> float:
+    """Clocks of one tile in which a program has nothing to do but wait for what it streams; see above."""
+    # a third stage counts only where it was measured to gain; docs/06_numbers has the pairs
+    stages = at.stages if job.kernel == "dq" else min(at.stages, 2)
+    _, inner = outer_inner(job, at)
+    row = (job.head_dim + job.value_dim) * dtype_size(job.dtype) / hardware.port_bytes_per_clock.value
+    if stages == 1:
+        return 2 * ARRIVAL + inner * row
+    if stages == 2:
+        # k and v of the dq pass arrive under one barrier, elsewhere the second has its own
+        return max(0.0, ARRIVAL + inner * row / (1 if job.kernel == "dq" else 2) - last)
+    return 0.0
+
+
+def _product_clocks(hardware: Hardware, job: Job, at: Tile) -> list[float]:
+    """Clocks of each warpgroup product of one tile, the scores first: by its FLOP, or by its operands in shared memory.
+
+    Scores fetch both operands; what multiplies p or ds has that one in registers. Each 64 rows fetch the streamed
+    tile for themselves.
+    """
+    outer, inner = outer_inner(job, at)
+    d, dv, size = job.head_dim, job.value_dim, dtype_size(job.dtype)
+    scores = (d,) if job.kernel == "forward" else (d, dv)
+    sums = {"forward": (dv,), "dkdv": (dv, d), "dq": (d,)}[job.kernel]
+    flop = hardware.product_rate(job.dtype) / (hardware.clock.value * 1e9 * hardware.units.value)
+    path = hardware.shared_bytes_per_clock.value / size
+    streamed = max(1, outer // 64) * inner
+    out: list[float] = []
+    for width, fetched in [*((x, outer + streamed) for x in scores), *((x, streamed) for x in sums)]:
+        out.append(max(2 * outer * inner * width / flop, fetched * width / path))
+    return out
+
+
+def queue_clocks(customers: int, stations: tuple[float, ...], apart: float) -> float:
+    """Clocks between two departures of a closed network whose customers take the same time at a station every time.
+
+    Mean value analysis (Reiser and Lavenberg, J. ACM 27(2), 1980) with the usual approximation for fixed service: who
+    arrives waits for those in front, and for half the service of the one that is being served. `apart` is time that
+    customers spend without meeting.
+    """
+    waiting, busy, rate = [0.0] * len(stations), [0.0] * len(stations), 0.0
+    for count in range(1, customers + 1):
+        stays = [s * (1 + w - b / 2) for s, w, b in zip(stations, waiting, busy, strict=True)]
+        rate = min(count / (apart + sum(stays)), 1 / max(stations))
+        waiting, busy = [rate * stay for stay in stays], [rate * s for s in stations]
+    return 1 / rate
 
 
 @lru_cache(maxsize=4096)
