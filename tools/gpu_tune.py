@@ -85,9 +85,8 @@ def buckets(words: list[str]) -> list[Bucket]:
 def planned(bucket: Bucket) -> list[Config]:
     """The planner's first choices for this kind of kernel."""
     found = tiles.plan(hardware.get("h200"), bucket.job, STYLES["wgmma"]).fitting[:PLANNED]
-    return [
-        Config(c.tile.block_q, c.tile.block_k, c.tile.warps, c.tile.stages, True, narrowest=64) for c in found
-    ]
+    tiles_of = (c.tile for c in found)
+    return [Config(t.block_q, t.block_k, t.warps, t.stages, True, t.cap, narrowest=64) for t in tiles_of]
 
 
 def candidates(bucket: Bucket) -> dict[Config, str]:
