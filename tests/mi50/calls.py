@@ -14,7 +14,7 @@ from tests.parity.calls import Call
 from tests.parity.checking import _check_gradient, check_frame
 from tests.parity.problems import CASES, Case, everything, packed
 from tests.parity.targets import Target
-from tests.parity.tolerance import GRADIENTS, assert_close, expected
+from tests.parity.tolerance import GRADIENTS, Allowed, assert_close, expected
 
 import attnproof
 from attnproof.backends import dot2
@@ -57,11 +57,15 @@ def compile_all(cases: Iterable[Case], ahead: Ahead | None = None, *, gradients:
 
 def judge(case: Case, interpreter: Interpreter, *, gradients: bool = True) -> Any:
     """Run a case once, forward and (if it has them) every gradient, and hold all of it against float64."""
-    call, right = Call(TARGET, case), expected(case, half_operands=True)
-    with dot2.running_on(interpreter):
+    return hold(Call(TARGET, case), expected(case, half_operands=True), interpreter, gradients=gradients)
+
+
+def hold(call: Call, right: dict[str, Allowed], runner: Any, *, gradients: bool = True) -> Any:
+    """Run a call once on a runner of steps, and hold everything that comes back against what is allowed."""
+    with dot2.running_on(runner):
         result, needs = run(call, gradients=gradients)
-    check_frame(case, TARGET, result)
-    for name, got in result.named(case).items():
+    check_frame(call.case, call.target, result)
+    for name, got in result.named(call.case).items():
         if got is not None:
             assert_close(got, right[name], name)
     for name in needs:
