@@ -48,8 +48,6 @@ def poison() -> None:
 
 def work(next_seed: Any, stop: Any, told: Any) -> None:
     """Take seeds until told to stop; tell of each that it starts, and then its rows and dtype and how it failed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     import torch
     from tests.mi50 import fuzz, twin
 
@@ -76,6 +74,7 @@ class Progress:
     """What the workers have told so far."""
 
     begun: float = field(default_factory=time.monotonic)
+    shown: float = 0.0
     kinds: Counter[str] = field(default_factory=Counter)
     failures: list[tuple[int, str]] = field(default_factory=list)
 
@@ -88,6 +87,13 @@ class Progress:
     def minutes(self) -> float:
         """Since the beginning."""
         return (time.monotonic() - self.begun) / 60
+
+    def show(self) -> None:
+        """The line once a second in place, on a terminal; else every quarter of a minute."""
+        here = sys.stdout.isatty()
+        if time.monotonic() - self.shown >= (1 if here else 15):
+            self.shown = time.monotonic()
+            print(f"\r{self.line()}" if here else self.line(), end="" if here else "\n", flush=True)
 
     def line(self) -> str:
         """What a reader wants to know while it runs."""
@@ -139,7 +145,10 @@ class Pool:
     def _start(self) -> Worker:
         ours, theirs = self._make.Pipe(duplex=False)
         process = self._make.Process(target=work, args=(self.next_seed, self.stop, theirs), daemon=True)
+        # a Ctrl-C is for this process, which then lets the others finish; what is ignored stays so in a new program
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)
         process.start()
+        signal.signal(signal.SIGINT, before)
         theirs.close()  # so that the end of the process is the end of the pipe
         return Worker(process, ours)
 
@@ -151,7 +160,7 @@ class Pool:
                 continue
             self.workers.remove(worker)
             worker.process.join()
-            if worker.process.exitcode:
+            if worker.process.exitcode and not (self.stop.is_set() and worker.seed is None):
                 worker.ended(progress, f"ended with {worker.process.exitcode}")
             if not self.stop.is_set():
                 self.workers.append(self._start())
@@ -164,7 +173,8 @@ class Pool:
             self.pump(progress, 0.2)
         for worker in self.workers:
             worker.process.terminate()
-            worker.ended(progress, f"did not end within {PATIENCE:.0f} s")
+            if worker.seed is not None:
+                worker.ended(progress, f"did not end within {PATIENCE:.0f} s")
 
 
 def fuzz(minutes: float, seed: int, workers: int, into: Path | None) -> int:
@@ -177,12 +187,13 @@ def fuzz(minutes: float, seed: int, workers: int, into: Path | None) -> int:
         return 1
     os.environ.setdefault("ATTNPROOF_TWIN_CACHE", tempfile.mkdtemp(prefix="attnproof-twin-"))
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    for ending in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(ending, signal.default_int_handler)
     progress, pool, ended = Progress(), Pool(workers, seed), "by the clock"
     try:
         while progress.minutes < minutes and len(progress.failures) < MOST_FAILURES:
             pool.pump(progress, 1.0)
-            print(f"\r{progress.line()}", end="", flush=True)
+            progress.show()
     except KeyboardInterrupt:
         ended = "by a signal"
     pool.finish(progress)

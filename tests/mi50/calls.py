@@ -149,7 +149,20 @@ PARITY: tuple[Case, ...] = (
     everything(Case("everything in bfloat16", **{**SMALL, "dtype": "bfloat16"})),
 )
 PARITY = tuple(everything(case) if case.rows == "packed" else case for case in PARITY)
+# the other decodes have less than one tile of keys per part, so nothing is combined
+PARTS = Case(
+    "cached, 200 keys, three parts",
+    rows="cached",
+    B=2,
+    M=1,
+    N=200,
+    k_lengths=(200, 67),
+    dtype="float16",
+    sink=True,
+    options={"num_splits": 3},
+)
 DECODE: tuple[Case, ...] = (
+    PARTS,
     replace(named("cached"), dtype="float16", name="cached, float16"),
     replace(named("cached, an empty sequence"), dtype="float16", name="cached, empty, float16"),
     replace(named("cached, splits"), dtype="float16", name="cached, splits, float16"),

@@ -35,7 +35,7 @@ FLAGS = (
 )
 STATIC_LIMIT = 48 * 1024
 ARENA = "twin_shared"
-_VECTOR = re.compile(r"typedef (\w+) (\w+) __attribute__\(\(ext_vector_type\((.+)\)\)\);")
+_VECTOR = re.compile(r"typedef (\w+) (\w+) __attribute__\(\(ext_vector_type\(([\w:]+)\)\)\);")
 _SHARED = re.compile(r"^\s*\.shared \.align (\d+) \.b8 (\w+)\[(\d+)\];\n", re.MULTILINE)
 
 
