@@ -37,7 +37,7 @@ def runner() -> Twin:
 def bits(result: Any) -> list[Any]:
     """Everything that came back, as bytes."""
     parts = [result.out, *([] if result.lse is None else [result.lse]), *result.grads.values()]
-    return [x.detach().contiguous().view(torch.uint8) for x in parts]
+    return [x.detach().contiguous().reshape(-1).view(torch.uint8) for x in parts]
 
 
 def hold_twice(case: Case, runner: Twin) -> None:
