@@ -124,6 +124,7 @@ PARITY: tuple[Case, ...] = (
         options={"causal": True},
         **SMALL,
     ),
+    Case("sink in float32", sink=True, sink_dtype="float32", **SMALL),
     Case("dropout", M=40, N=70, options={"dropout_p": 0.3}, **SMALL),
     Case("dropout 1", options={"dropout_p": 1.0}, **SMALL),
     Case("segments", M=37, mask="segments", **SMALL),
