@@ -1,6 +1,8 @@
 """Everything that needs a GPU, in order: right first, then safe, then fast. ``make gpu`` calls this.
 
-Usage: gpu.py [parity] [cases] [sanitizer] [measure] [bars]     (all of them without arguments)
+Usage: gpu.py [parity] [cases] [sanitizer] [twin] [measure] [bars]     (all of them without arguments)
+
+``twin`` runs the source of the MI50 kernels as CUDA: it tests their algorithm and says nothing about an AMD GPU.
 
 Records go to results/<device>/; a stage that fails stops the run, so no time is written for a wrong kernel.
 """
@@ -15,8 +17,19 @@ from pathlib import Path
 
 from gpu_record import ROOT, folder, write
 
-STAGES = ("parity", "cases", "sanitizer", "measure", "bars")
+STAGES = ("parity", "cases", "sanitizer", "twin", "measure", "bars")
 MEMCHECKED = "test_forward_and_backward_tiles or test_nothing_is_stored or test_cumulative or test_empty_splits or odd_element"
+
+TWIN = "tests/gpu/test_twin.py"
+# of the twin, by name: forward, dropout, every option dense and packed, and a decode whose parts are combined
+RACECHECKED = (
+    "two tiles each way, causal",
+    "dropout",
+    "everything",
+    "packed, everything",
+    "cached, 200 keys, three parts",
+)
+FUZZ_MINUTES = "2"
 
 
 def run(*command: str, **environment: str) -> int:
@@ -39,7 +52,7 @@ def parity() -> int:
 
 def cases() -> int:
     """Cases of the list that need a device, the large ones included."""
-    return pytest("tests/gpu", *_workers())
+    return pytest("tests/gpu", "--ignore", TWIN, *_workers())
 
 
 def sanitizer() -> int:
@@ -56,6 +69,21 @@ def sanitizer() -> int:
             PYTORCH_NO_CUDA_MEMORY_CACHING="1",
         )
     return failed
+
+
+def twin() -> int:
+    """The MI50 kernels' source as CUDA: float64 at full size, racecheck, and a short run of random calls."""
+    tool = shutil.which("compute-sanitizer")
+    if tool is None:
+        print("compute-sanitizer is not installed: the twin's racecheck did not run", flush=True)
+        return 1
+    failed = pytest(TWIN, *_workers(), OMP_NUM_THREADS="2")
+    test = f"{TWIN}::test_the_interpreters_cases_agree_with_float64_and_repeat"
+    failed |= pytest(
+        *(f"{test}[{name}]" for name in RACECHECKED),
+        prefix=(tool, "--tool", "racecheck", "--error-exitcode", "9", "--print-limit", "5"),
+    )
+    return failed | run(sys.executable, "tools/mi50_twin.py", "fuzz", "--minutes", FUZZ_MINUTES)
 
 
 def measure() -> int:
@@ -116,7 +144,8 @@ def main() -> None:
     results = []
     for stage in (at for at in STAGES if at in wanted):
         code = globals()[stage]()
-        results.append({"candidate": "attnproof:triton", "stage": stage, "passed": code == 0})
+        candidate = "dot2: HIP source compiled as CUDA" if stage == "twin" else "attnproof:triton"
+        results.append({"candidate": candidate, "stage": stage, "passed": code == 0})
         print(f"{stage}: {'passed' if code == 0 else 'FAILED'}", flush=True)
         if code:
             break

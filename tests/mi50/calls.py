@@ -14,7 +14,7 @@ from tests.parity.calls import Call
 from tests.parity.checking import _check_gradient, check_frame
 from tests.parity.problems import CASES, Case, everything, packed
 from tests.parity.targets import Target
-from tests.parity.tolerance import GRADIENTS, assert_close, expected
+from tests.parity.tolerance import GRADIENTS, Allowed, assert_close, expected
 
 import attnproof
 from attnproof.backends import dot2
@@ -57,11 +57,15 @@ def compile_all(cases: Iterable[Case], ahead: Ahead | None = None, *, gradients:
 
 def judge(case: Case, interpreter: Interpreter, *, gradients: bool = True) -> Any:
     """Run a case once, forward and (if it has them) every gradient, and hold all of it against float64."""
-    call, right = Call(TARGET, case), expected(case, half_operands=True)
-    with dot2.running_on(interpreter):
+    return hold(Call(TARGET, case), expected(case, half_operands=True), interpreter, gradients=gradients)
+
+
+def hold(call: Call, right: dict[str, Allowed], runner: Any, *, gradients: bool = True) -> Any:
+    """Run a call once on a runner of steps, and hold everything that comes back against what is allowed."""
+    with dot2.running_on(runner):
         result, needs = run(call, gradients=gradients)
-    check_frame(case, TARGET, result)
-    for name, got in result.named(case).items():
+    check_frame(call.case, call.target, result)
+    for name, got in result.named(call.case).items():
         if got is not None:
             assert_close(got, right[name], name)
     for name in needs:
@@ -120,6 +124,7 @@ PARITY: tuple[Case, ...] = (
         options={"causal": True},
         **SMALL,
     ),
+    Case("sink in float32", sink=True, sink_dtype="float32", **SMALL),
     Case("dropout", M=40, N=70, options={"dropout_p": 0.3}, **SMALL),
     Case("dropout 1", options={"dropout_p": 1.0}, **SMALL),
     Case("segments", M=37, mask="segments", **SMALL),
@@ -145,7 +150,20 @@ PARITY: tuple[Case, ...] = (
     everything(Case("everything in bfloat16", **{**SMALL, "dtype": "bfloat16"})),
 )
 PARITY = tuple(everything(case) if case.rows == "packed" else case for case in PARITY)
+# the other decodes have less than one tile of keys per part, so nothing is combined
+PARTS = Case(
+    "cached, 200 keys, three parts",
+    rows="cached",
+    B=2,
+    M=1,
+    N=200,
+    k_lengths=(200, 67),
+    dtype="float16",
+    sink=True,
+    options={"num_splits": 3},
+)
 DECODE: tuple[Case, ...] = (
+    PARTS,
     replace(named("cached"), dtype="float16", name="cached, float16"),
     replace(named("cached, an empty sequence"), dtype="float16", name="cached, empty, float16"),
     replace(named("cached, splits"), dtype="float16", name="cached, splits, float16"),

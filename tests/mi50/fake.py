@@ -1,4 +1,4 @@
-"""The recording fake of libamdhip64, built from ``fake_hip.c``, and what it recorded."""
+"""The recording fakes of libamdhip64 and of libcuda, built from ``fake_*.c``, and what they recorded."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ class Launch:
     raw: bytes
 
 
-def build(folder: Path) -> Any:
-    """The fake as a loaded library; the test is skipped where there is no C compiler."""
+def build(folder: Path, text: str = "fake_hip.c") -> Any:
+    """A fake as a loaded library; the test is skipped where there is no C compiler."""
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang-19")
     if compiler is None:
-        pytest.skip("no C compiler to build the fake HIP runtime with")
-    made = folder / "libamdhip64.so"
-    source = Path(__file__).with_name("fake_hip.c")
+        pytest.skip("no C compiler to build the fake runtime with")
+    made = folder / Path(text).with_suffix(".so")
+    source = Path(__file__).with_name(text)
     subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-o", str(made), str(source)], check=True)
     library = ctypes.CDLL(str(made))
     library.fake_launch.restype = ctypes.POINTER(_Launch)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import lru_cache
 from math import sqrt
 from typing import Any, NamedTuple
 
@@ -24,9 +23,8 @@ from .problems import OFFSET, SEED, Array, Case
 STEPS = 8
 
 
-@lru_cache(maxsize=100_000)
-def philox(counter: tuple[int, int, int, int], key: tuple[int, int]) -> tuple[int, int, int, int]:
-    """Philox4x32-10 on Python integers, after the paper's figure of one round."""
+def philox(counter: tuple[Any, Any, Any, Any], key: tuple[int, int]) -> tuple[Any, Any, Any, Any]:
+    """Philox4x32-10 after the paper's figure of one round, on Python integers or arrays of uint64."""
     c, k = list(counter), list(key)
     for _ in range(10):
         (hi0, lo0), (hi1, lo1) = divmod(0xD2511F53 * c[0], 2**32), divmod(0xCD9E8D57 * c[2], 2**32)
@@ -35,11 +33,12 @@ def philox(counter: tuple[int, int, int, int], key: tuple[int, int]) -> tuple[in
     return c[0], c[1], c[2], c[3]
 
 
-def kept(p: float, seed: int, offset: int, plane: int, i: int, j: int) -> bool:
-    """Whether dropout keeps key j of query i; plane is b * H + h."""
-    if p == 1:
-        return False
-    word = philox((j // 4, i, plane, offset % 2**32), (seed % 2**32, seed // 2**32))[j % 4]
+def kept(p: float, seed: int, offset: int, plane: int, m: int, n: int) -> Array:
+    """Bool [m, n]: whether dropout with 0 < p < 1 keeps key j of query i; plane is b * H + h."""
+    quads = -(-n // 4)
+    i, fours = np.arange(m, dtype=np.uint64)[:, None], np.arange(quads, dtype=np.uint64)[None, :]
+    words = philox((fours, i, plane, offset % 2**32), (seed % 2**32, seed // 2**32))
+    word = np.stack(np.broadcast_arrays(*words), axis=-1).reshape(m, 4 * quads)[:, :n]
     return word >= min(round(p * 2**32), 2**32 - 1)
 
 
@@ -128,11 +127,6 @@ def heads(case: Case, x: dict[str, Array], compute: Any) -> Iterator[Head]:
             g = h // (case.H // case.Hkv)
             q_at, k_at = _index(case, rows, h), _index(case, keys, g)
             lse_at = (h, rows[1]) if case.rows == "packed" else (b, h)
-            keeps = (
-                [[kept(p, SEED, OFFSET, b * case.H + h, a, c) for c in range(n)] for a in range(m)]
-                if p
-                else 1
-            )
             yield Head(
                 *(x[name][at].astype(compute) for name, at in zip("qkv", (q_at, k_at, k_at), strict=True)),
                 x["dout"][q_at].astype(compute),
@@ -142,7 +136,7 @@ def heads(case: Case, x: dict[str, Array], compute: Any) -> Iterator[Head]:
                 np.abs(i + n - m - j).astype(compute),
                 float(slopes[b, h]),
                 float(x["sink"][h]) if "sink" in x else -np.inf,
-                np.asarray(keeps, compute).reshape(m, n) / (1 - p)
+                kept(p, SEED, OFFSET, b * case.H + h, m, n).astype(compute) / (1 - p)
                 if 0 < p < 1
                 else np.full((m, n), 1.0 - p, compute),
                 scale,

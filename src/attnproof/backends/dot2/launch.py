@@ -111,6 +111,13 @@ def _launch(
     call.run(Step(Variant(kernel, flags, entry), groups, config.threads, {**given, **numbers}, everything))
 
 
+def _sink(call: Call) -> int:
+    """The SINK flag: 0 none, 1 in the dtype of q, 2 in fp32 beside it."""
+    if call.t.sink is None:
+        return 0
+    return 2 if call.t.sink.dtype == torch.float32 and call.dtype != DTYPES["float32"] else 1
+
+
 def _kinds(call: Call, config: Config) -> tuple[Any, dict[str, int]]:
     """What the boolean mask says about each tile of this size, and the strides of that table."""
     keep = call.t.keep
@@ -137,7 +144,7 @@ def _forward(call: Call, out: Any, lse: Any) -> None:
     config = _config(call, "forward", wide)
     kinds, strides = _kinds(call, config)
     tiles = args.cdiv(p.M, config.block_m)
-    facts = {**pairwise(p), "FOLD": int(folds(p)), "SINK": int(p.has_sink)}
+    facts = {**pairwise(p), "FOLD": int(folds(p)), "SINK": _sink(call)}
     numbers = {**strides, **args.strides("out", out, "bhmd"), "tiles": tiles}
     arrays = {"out": out, "lse": lse, "kinds": kinds}
     _launch(call, "attn_forward", config, p.B * p.H * tiles, wide, facts, numbers, arrays)
@@ -156,7 +163,7 @@ def _decode(call: Call, out: Any, lse: Any) -> None:
     splits = splits_of(p, config, call.units)
     tiles = args.cdiv(p.M * p.G, config.block_m)
     facts = {**pairwise(p), "FOLD": int(folds(p)), "GROUPED": 1}
-    sink = {"SINK": int(p.has_sink)}
+    sink = {"SINK": _sink(call)}
     numbers = {**args.strides("out", out, "bhmd"), "tiles": tiles, "splits": splits}
     groups = p.B * p.Hkv * tiles * splits
     if splits == 1:
@@ -243,9 +250,8 @@ def _dsink(call: Call, saved: Saved, alive: bool) -> Any:
     if alive:
         arrays = {"lse": saved.lse, "delta": saved.delta, "parts": dsink}
         numbers = _row_numbers(call, saved)
-        _launch(
-            call, "attn_stats", configs.ROWS, p.H, False, {"SINK": 1}, numbers, arrays, entry="attn_dsink"
-        )
+        facts = {"SINK": _sink(call)}
+        _launch(call, "attn_stats", configs.ROWS, p.H, False, facts, numbers, arrays, entry="attn_dsink")
     return dsink
 
 

@@ -57,8 +57,11 @@ INLINE Finished finish(float top, float total, float sink) {
   return Finished{dead ? 0.0f : share * reciprocal(total), dead ? -infinity() : above + kLn2 * log2_of(total), dead};
 }
 
+// SINK: 1 in the dtype of q, 2 in fp32 beside it
 INLINE float load_sink(const Args& a, int h) {
-#if SINK
+#if SINK == 2
+  return ((const float*)a.sink)[h * a.sink_h];
+#elif SINK
   return Element::wide(((const Stored*)a.sink)[h * a.sink_h]);
 #else
   return -infinity();
