@@ -1,0 +1,293 @@
+"""State and small steps shared by the kernels of the backward: rings of tiles, the order of tiles, scores, named barriers.
+
+One producer warp fills rings by TMA, two warpgroups consume them. A ring stage has a ``full`` barrier (the producer's one
+arrival, and the bytes) and an ``empty`` barrier (one arrival per warpgroup that read it).
+Mirror: ``backends/triton/kernels/pieces``, whose scalar pieces are used as they are.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import async_copy
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+)
+from triton.language.core import _aggregate as aggregate
+
+from ...triton.kernels.pieces import LOG2E, in_band, scores, softcap_derivative, tile_number
+
+# bar.sync waits, bar.arrive only counts; ids below 6 belong to Triton's own hand-over between warps
+SYNC_256 = gl.constexpr("bar.sync $1, 256; mov.b32 $0, $1;")
+ARRIVE_256 = gl.constexpr("bar.arrive $1, 256; mov.b32 $0, $1;")
+
+
+@gluon.jit
+def named_barrier(INSTRUCTION: gl.constexpr, number):
+    """Synchronise or arrive on a hardware barrier by its number."""
+    gl.inline_asm_elementwise(INSTRUCTION, "=r,r", [gl.to_tensor(number)], gl.int32, is_pure=False, pack=1)
+
+
+@aggregate
+class Ring:
+    """``STAGES`` tiles [1, 1, rows, WIDTH] in shared memory, filled and drained in turn; step ``i`` uses stage i % STAGES."""
+
+    data: gl.shared_memory_descriptor
+    full: gl.shared_memory_descriptor
+    empty: gl.shared_memory_descriptor
+    STAGES: gl.constexpr
+
+    @gluon.constexpr_function
+    def __init__(self, data, full, empty, STAGES):
+        self.data = data
+        self.full = full
+        self.empty = empty
+        self.STAGES = gl.constexpr(STAGES)
+
+    @gluon.jit
+    def tile(self, i, ROWS: gl.constexpr, WIDTH: gl.constexpr):
+        """[ROWS, WIDTH] view of the step's tile."""
+        return self.data.index(i % self.STAGES).reshape([ROWS, WIDTH])
+
+    @gluon.jit
+    def acquire(self, i):
+        """Producer: wait until every reader has left the stage of step i."""
+        mbarrier.wait(self.empty.index(i % self.STAGES), ((i // self.STAGES) & 1) ^ 1)
+
+    @gluon.jit
+    def load(self, i, desc, b, h, row):
+        """Producer: fill the stage of step i from ``row`` of a plane; rows and columns past the tensor's end are zeros."""
+        full = self.full.index(i % self.STAGES)
+        mbarrier.expect(full, desc.block_type.nbytes)
+        tma.async_copy_global_to_shared(desc, [b, h, row, 0], full, self.data.index(i % self.STAGES))
+
+    @gluon.jit
+    def wait(self, i):
+        """Reader: wait for the tile of step i."""
+        mbarrier.wait(self.full.index(i % self.STAGES), (i // self.STAGES) & 1)
+
+    @gluon.jit
+    def release(self, i):
+        """Reader: this warpgroup reads the tile of step i no more."""
+        mbarrier.arrive(self.empty.index(i % self.STAGES), count=1)
+
+
+@gluon.jit
+def make_ring(desc, STAGES: gl.constexpr, READERS: gl.constexpr):
+    """An empty ring of tiles of ``desc``."""
+    data = gl.allocate_shared_memory(desc.dtype, [STAGES] + desc.block_type.shape, desc.layout)
+    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for stage in gl.static_range(STAGES):
+        mbarrier.init(full.index(stage), count=1)
+        mbarrier.init(empty.index(stage), count=READERS)
+    return Ring(data, full, empty, STAGES)
+
+
+@aggregate
+class Rows:
+    """A ring of query-side tiles and one number per row beside each tile."""
+
+    ring: Ring
+    stat: gl.shared_memory_descriptor
+
+    @gluon.constexpr_function
+    def __init__(self, ring, stat):
+        self.ring = ring
+        self.stat = stat
+
+    @gluon.jit
+    def load(self, i, desc, numbers, b, h, row, ROWS: gl.constexpr):
+        """Producer: tile and numbers of step i; ``numbers`` points to the plane, padded so that no row is past its end."""
+        self.ring.acquire(i)
+        lanes: gl.constexpr = gl.BlockedLayout([ROWS // 32], [32], [1], [0])
+        stage = i % self.ring.STAGES
+        async_copy.async_copy_global_to_shared(
+            self.stat.index(stage), numbers + row + gl.arange(0, ROWS, lanes)
+        )
+        # the barrier's phase stays open until these copies have landed, and then for the tile's bytes
+        async_copy.mbarrier_arrive(self.ring.full.index(stage))
+        self.ring.load(i, desc, b, h, row)
+
+    @gluon.jit
+    def numbers(self, i, LAYOUT: gl.constexpr):
+        """The numbers of step i."""
+        return self.stat.index(i % self.ring.STAGES).load(LAYOUT)
+
+
+@gluon.jit
+def make_rows(desc, STAGES: gl.constexpr, ROWS: gl.constexpr, READERS: gl.constexpr):
+    """An empty ring of query-side tiles."""
+    flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    return Rows(make_ring(desc, STAGES, READERS), gl.allocate_shared_memory(gl.float32, [STAGES, ROWS], flat))
+
+
+@aggregate
+class Walk:
+    """The order in which one program visits tiles: full tiles of every query head of the group, then the edge tiles.
+
+    A program that sees nothing still makes one step, on a tile whose pairs are all masked: no loop is empty, so that no
+    barrier waits for a step that never comes.
+    """
+
+    start: gl.tensor
+    full_start: gl.tensor
+    full_stop: gl.tensor
+    n_full: gl.tensor  # steps over full tiles
+    total: gl.tensor  # all steps, at least 1
+    edges: gl.tensor  # edge tiles per head, at least 1
+    last: gl.tensor  # number of the last tile that exists
+    GROUPED: gl.constexpr
+
+    @gluon.constexpr_function
+    def __init__(self, start, full_start, full_stop, n_full, total, edges, last, GROUPED):
+        self.start = start
+        self.full_start = full_start
+        self.full_stop = full_stop
+        self.n_full = n_full
+        self.total = total
+        self.edges = edges
+        self.last = last
+        self.GROUPED = gl.constexpr(GROUPED)
+
+    @gluon.jit
+    def plain(self, EDGES: gl.constexpr):
+        """Steps before the last one whose tiles need no mask."""
+        if EDGES:
+            steps = gl.minimum(self.n_full, self.total - 1)
+        else:
+            steps = self.total - 1
+        return steps
+
+    @gluon.jit
+    def at(self, i):
+        """(query head within the group, tile) of step i."""
+        full = i < self.n_full
+        inside = gl.where(full, i, i - self.n_full)
+        member = 0
+        if self.GROUPED:
+            width = gl.where(full, gl.maximum(self.full_stop - self.full_start, 1), self.edges)
+            member = inside // width
+            inside = inside % width
+        edge = tile_number(inside, self.start, self.full_start, self.full_stop, True)
+        tile = gl.where(full, self.full_start + inside, edge)
+        return member, gl.minimum(tile, self.last)
+
+
+@gluon.jit
+def make_walk(start, full_start, full_stop, stop, n_tiles, group, GROUPED: gl.constexpr):
+    """The walk over tiles ``start .. stop`` of ``group`` heads, those in ``full_start .. full_stop`` being full."""
+    full = full_stop - full_start
+    edges = (stop - start) - full
+    n_full = group * full
+    total = gl.maximum(n_full + group * edges, 1)
+    return Walk(start, full_start, full_stop, n_full, total, gl.maximum(edges, 1), n_tiles - 1, GROUPED)
+
+
+@aggregate
+class Scoring:
+    """From raw products to P, in octaves, and to what turns dP - delta into the gradient of the scaled products."""
+
+    scale: gl.tensor
+    factor: gl.tensor  # from logits (raw products if FOLD) to octaves
+    cap: gl.tensor
+    offset: gl.tensor
+    left: gl.tensor
+    right: gl.tensor
+    n_keys: gl.tensor
+    FOLD: gl.constexpr
+    HAS_SOFTCAP: gl.constexpr
+    HAS_ALIBI: gl.constexpr
+    BANDED: gl.constexpr
+    TAIL: gl.constexpr
+
+    @gluon.constexpr_function
+    def __init__(
+        self, scale, factor, cap, offset, left, right, n_keys, FOLD, HAS_SOFTCAP, HAS_ALIBI, BANDED, TAIL
+    ):
+        self.scale = scale
+        self.factor = factor
+        self.cap = cap
+        self.offset = offset
+        self.left = left
+        self.right = right
+        self.n_keys = n_keys
+        self.FOLD = gl.constexpr(FOLD)
+        self.HAS_SOFTCAP = gl.constexpr(HAS_SOFTCAP)
+        self.HAS_ALIBI = gl.constexpr(HAS_ALIBI)
+        self.BANDED = gl.constexpr(BANDED)
+        self.TAIL = gl.constexpr(TAIL)
+
+    @gluon.jit
+    def visible(self, i, j):
+        """Which pairs of an edge tile may attend; ``TAIL`` where keys past the end would reach a sum."""
+        if self.BANDED:
+            allowed = in_band(i, j, self.offset, self.left, self.right)
+            if self.TAIL:
+                allowed = allowed & (j < self.n_keys)
+        else:
+            allowed = j + 0 * i < self.n_keys
+        return allowed
+
+    @gluon.jit
+    def weigh(self, s, shift, i, j, slope, EDGE: gl.constexpr):
+        """(P, P times the derivative of softcap) of raw products, ``shift`` being lse in octaves, +inf for dead rows."""
+        s, capped = scores(
+            s, i, j, 0, 0, self.offset, self.scale, self.cap, slope, None, 0, 0,
+            self.FOLD, self.HAS_SOFTCAP, self.HAS_ALIBI, False,
+        )  # fmt: skip
+        p = gl.exp2(s * self.factor - shift)
+        if EDGE:
+            # not -inf into the exponent: a masked score may be NaN, and the scale negative
+            p = gl.where(self.visible(i, j), p, 0.0)
+        weight = p
+        if self.HAS_SOFTCAP:
+            weight = p * softcap_derivative(capped, self.cap)
+        return p, weight
+
+
+@gluon.jit
+def make_scoring(
+    scale, cap, offset, left, right, n_keys,
+    FOLD: gl.constexpr, HAS_SOFTCAP: gl.constexpr, HAS_ALIBI: gl.constexpr, BANDED: gl.constexpr,
+    TAIL: gl.constexpr,
+):  # fmt: skip
+    """Scores of one program, see ``Scoring``."""
+    if FOLD:
+        factor = scale * LOG2E
+    else:
+        factor = gl.to_tensor(LOG2E)
+    return Scoring(
+        scale, factor, cap, offset, left, right, n_keys, FOLD, HAS_SOFTCAP, HAS_ALIBI, BANDED, TAIL
+    )
+
+
+@gluon.jit
+def accumulators(ROWS: gl.constexpr, COLUMNS: gl.constexpr):
+    """Zeros [64, COLUMNS] as one warpgroup's products accumulate them."""
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLUMNS, 16])
+    return gl.zeros([ROWS, COLUMNS], gl.float32, layout)
+
+
+@gluon.jit
+def product(a, b, COLUMNS: gl.constexpr):
+    """Start ``a @ b`` [64, COLUMNS], both in shared memory."""
+    return warpgroup_mma(a, b, accumulators(64, COLUMNS), use_acc=False, is_async=True)
+
+
+@gluon.jit
+def add_product(a, b, acc, DTYPE: gl.constexpr, WIDTH: gl.constexpr):
+    """Start ``acc + a @ b``, ``a`` rounded to ``DTYPE`` and taken from registers, ``b`` [., WIDTH] in shared memory."""
+    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WIDTH, 16])
+    operand: gl.constexpr = gl.DotOperandLayout(0, layout, 2)
+    return warpgroup_mma(gl.convert_layout(a.to(DTYPE), operand), b, acc, is_async=True)
+
+
+@gluon.jit
+def store_tile(desc, buffer, tile, b, h, row, WIDTH: gl.constexpr):
+    """Write an accumulator through ``buffer``, [1, 1, 64, WIDTH], which nobody reads any more; TMA drops what is past the end."""
+    buffer.reshape([64, WIDTH]).store(tile.to(desc.dtype))
+    fence_async_shared()
+    tma.async_copy_shared_to_global(desc, [b, h, row, 0], buffer)
+    tma.store_wait(0)

@@ -1,0 +1,246 @@
+"""dq: 128 queries per program, 64 in each of two warpgroups; keys and values stream past.
+
+    S = q K^T      P = exp2(S - shift)      dP = dout V^T      dq += (P * (dP - delta)) K
+
+With ``PIPELINED`` S of the next block is started behind the block's last product and waited for with it.
+Mirror: ``backends/triton/kernels/backward.dq_kernel``.
+"""
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma_wait,
+)
+from triton.language.core import _aggregate as aggregate
+
+from ...triton.kernels.backward import score_gradient
+from ...triton.kernels.pieces import band_right, cut_tiles, key_interval, schedule
+from .backward_pieces import (
+    Ring,
+    Scoring,
+    Walk,
+    accumulators,
+    add_product,
+    make_ring,
+    make_scoring,
+    make_walk,
+    product,
+    store_tile,
+)
+
+
+@aggregate
+class QueryProgram:
+    """One program: where it is, what it visits, and its shared memory."""
+
+    q: gl.shared_memory_descriptor  # [2, 1, 1, 64, WIDTH]
+    dout: gl.shared_memory_descriptor
+    k: Ring
+    v: Ring
+    ready: gl.shared_memory_descriptor  # full when q and dout are there
+    walk: Walk
+    score: Scoring
+    slope: gl.tensor
+    b: gl.tensor
+    h: gl.tensor
+    first: gl.tensor  # first query
+    BLOCK_N: gl.constexpr
+    WIDTH: gl.constexpr
+    PIPELINED: gl.constexpr
+
+    @gluon.constexpr_function
+    def __init__(self, q, dout, k, v, ready, walk, score, slope, b, h, first, BLOCK_N, WIDTH, PIPELINED):
+        self.q = q
+        self.dout = dout
+        self.k = k
+        self.v = v
+        self.ready = ready
+        self.walk = walk
+        self.score = score
+        self.slope = slope
+        self.b = b
+        self.h = h
+        self.first = first
+        self.BLOCK_N = gl.constexpr(BLOCK_N)
+        self.WIDTH = gl.constexpr(WIDTH)
+        self.PIPELINED = gl.constexpr(PIPELINED)
+
+    @gluon.jit
+    def rows(self, PART: gl.constexpr, LAYOUT: gl.constexpr):
+        """The 64 query positions of part ``PART``."""
+        return self.first + PART * 64 + gl.arange(0, 64, LAYOUT)
+
+
+@gluon.jit
+def queries_producer(program, q_desc, k_desc, v_desc, do_desc, kv_head):
+    """Load the queries and their gradients once, then keys and values block by block."""
+    b, h = program.b, program.h
+    mbarrier.expect(program.ready, 2 * (q_desc.block_type.nbytes + do_desc.block_type.nbytes))
+    for part in gl.static_range(2):
+        row = program.first + part * 64
+        tma.async_copy_global_to_shared(q_desc, [b, h, row, 0], program.ready, program.q.index(part))
+        tma.async_copy_global_to_shared(do_desc, [b, h, row, 0], program.ready, program.dout.index(part))
+    for i in range(0, program.walk.total):
+        _, tile = program.walk.at(i)
+        row = tile * program.BLOCK_N
+        program.k.acquire(i)
+        program.k.load(i, k_desc, b, kv_head, row)
+        program.v.acquire(i)
+        program.v.load(i, v_desc, b, kv_head, row)
+
+
+@gluon.jit
+def start_scores(program, i, PART: gl.constexpr):
+    """Start S of step i."""
+    WIDTH: gl.constexpr = program.WIDTH
+    BLOCK_N: gl.constexpr = program.BLOCK_N
+    program.k.wait(i)
+    q = program.q.index(PART).reshape([64, WIDTH])
+    return product(q, program.k.tile(i, BLOCK_N, WIDTH).permute((1, 0)), BLOCK_N)
+
+
+@gluon.jit
+def queries_step(program, i, s, dq, shift, delta, PART: gl.constexpr, EDGE: gl.constexpr, LAST: gl.constexpr):
+    """One block of keys; pipelined, ``s`` is its S, and that of the next block on return."""
+    WIDTH: gl.constexpr = program.WIDTH
+    BLOCK_N: gl.constexpr = program.BLOCK_N
+    layout: gl.constexpr = s.type.layout
+    if not program.PIPELINED:
+        s_now = start_scores(program, i, PART)
+    program.v.wait(i)
+    dout = program.dout.index(PART).reshape([64, WIDTH])
+    dp_next = product(dout, program.v.tile(i, BLOCK_N, WIDTH).permute((1, 0)), BLOCK_N)
+    if not program.PIPELINED:
+        s = warpgroup_mma_wait(1, deps=(s_now,))
+    _, tile = program.walk.at(i)
+    rows = program.rows(PART, gl.SliceLayout(1, layout))
+    keys = tile * BLOCK_N + gl.arange(0, BLOCK_N, gl.SliceLayout(0, layout))
+    _, weight = program.score.weigh(
+        s, shift[:, None], rows[:, None], keys[None, :], program.slope, EDGE
+    )  # [64, BLOCK_N]
+    dp = warpgroup_mma_wait(0, deps=(dp_next,))  # [64, BLOCK_N]
+    program.v.release(i)
+    _, ds = score_gradient(weight, dp, delta[:, None], dp, 0.0, dp, 1.0, False, False)
+    dq_next = add_product(ds, program.k.tile(i, BLOCK_N, WIDTH), dq, program.q.dtype, WIDTH)
+    if program.PIPELINED and not LAST:
+        s_next = start_scores(program, i + 1, PART)
+        s_after, dq = warpgroup_mma_wait(0, deps=(s_next, dq_next))
+    else:
+        s_after = s
+        dq = warpgroup_mma_wait(0, deps=(dq_next,))
+    program.k.release(i)
+    return s_after, dq
+
+
+@gluon.jit
+def queries_consumer(program, dq_desc, shift, delta, stride_stat, H, PART: gl.constexpr, EDGES: gl.constexpr):
+    """dq of 64 queries."""
+    WIDTH: gl.constexpr = program.WIDTH
+    BLOCK_N: gl.constexpr = program.BLOCK_N
+    dq = accumulators(64, WIDTH)
+    s = accumulators(64, BLOCK_N)
+    rows = program.rows(PART, gl.SliceLayout(1, s.type.layout))
+    plane = (program.b * H + program.h).to(gl.int64) * stride_stat
+    shift_rows = gl.load(shift + plane + rows)  # planes are padded: no row is past the end
+    delta_rows = gl.load(delta + plane + rows)
+    total = program.walk.total
+    mbarrier.wait(program.ready, 0)
+    if program.PIPELINED:
+        s = warpgroup_mma_wait(0, deps=(start_scores(program, 0, PART),))
+        plain = program.walk.plain(EDGES)
+        most = total - 1
+    else:
+        plain = gl.minimum(program.walk.n_full, total) if EDGES else total
+        most = total
+    for i in range(0, plain):
+        s, dq = queries_step(program, i, s, dq, shift_rows, delta_rows, PART, False, False)
+    if EDGES:
+        for i in range(plain, most):
+            s, dq = queries_step(program, i, s, dq, shift_rows, delta_rows, PART, True, False)
+    if program.PIPELINED:
+        s, dq = queries_step(program, total - 1, s, dq, shift_rows, delta_rows, PART, EDGES, True)
+    row = program.first + PART * 64
+    store_tile(dq_desc, program.q.index(PART), dq * program.score.scale, program.b, program.h, row, WIDTH)
+
+
+@gluon.jit
+def make_query_program(
+    q_desc, k_desc, v_desc, do_desc, slopes, stride_slopeb, stride_slopeh,
+    M, N, H, left, right, n_slots, n_planes, swizzle, scale, cap,
+    BLOCK_N: gl.constexpr, K_STAGES: gl.constexpr, V_STAGES: gl.constexpr, WIDTH: gl.constexpr,
+    PIPELINED: gl.constexpr, HEAVY_LAST: gl.constexpr, TOP_LEFT: gl.constexpr,
+    BANDED: gl.constexpr, TAIL: gl.constexpr,
+    FOLD: gl.constexpr, HAS_SOFTCAP: gl.constexpr, HAS_ALIBI: gl.constexpr,
+):  # fmt: skip
+    """Place a program and lay out its shared memory. Queries past the end need no mask: their rows are never stored."""
+    slot, plane = schedule(gl.program_id(0), n_slots, n_planes, swizzle, HEAVY_LAST)
+    b = plane // H
+    h = plane % H
+    offset = N - M
+    right = band_right(right, offset, TOP_LEFT)
+    first = slot * 128
+    if BANDED:
+        last = gl.minimum(first + 128, M) - 1
+        lo, full_lo, full_hi, hi = key_interval(first, last, offset, left, right, N)
+    else:
+        lo, full_lo, full_hi, hi = 0, 0, N, N
+    start, full_start, full_stop, stop = cut_tiles(lo, full_lo, full_hi, hi, N, BLOCK_N, True)
+    walk = make_walk(gl.to_tensor(start), full_start, full_stop, stop, (N + BLOCK_N - 1) // BLOCK_N, 1, False)
+    score = make_scoring(scale, cap, offset, left, right, N, FOLD, HAS_SOFTCAP, HAS_ALIBI, BANDED, TAIL)
+    slope = gl.to_tensor(0.0)
+    if HAS_ALIBI:
+        slope = gl.load(slopes + b * stride_slopeb + h * stride_slopeh)
+    q = gl.allocate_shared_memory(q_desc.dtype, [2] + q_desc.block_type.shape, q_desc.layout)
+    dout = gl.allocate_shared_memory(do_desc.dtype, [2] + do_desc.block_type.shape, do_desc.layout)
+    ready = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
+    mbarrier.init(ready, count=1)
+    k = make_ring(k_desc, K_STAGES, 2)
+    v = make_ring(v_desc, V_STAGES, 2)
+    fence_async_shared()
+    return QueryProgram(q, dout, k, v, ready, walk, score, slope, b, h, first, BLOCK_N, WIDTH, PIPELINED)
+
+
+@gluon.jit(
+    do_not_specialize=[
+        *("stride_slopeb", "stride_slopeh", "M", "N", "H", "Hkv", "left", "right"),
+        *("n_slots", "n_planes", "swizzle"),
+    ]
+)
+def dq_kernel(
+    q_desc, k_desc, v_desc, do_desc, dq_desc, shift, delta, slopes,
+    stride_stat, stride_slopeb, stride_slopeh,
+    M, N, H, Hkv, left, right, n_slots, n_planes, swizzle, scale, cap,
+    BLOCK_N: gl.constexpr, K_STAGES: gl.constexpr, V_STAGES: gl.constexpr, WIDTH: gl.constexpr,
+    PIPELINED: gl.constexpr, HEAVY_LAST: gl.constexpr, TOP_LEFT: gl.constexpr,
+    BANDED: gl.constexpr, TAIL: gl.constexpr,
+    FOLD: gl.constexpr, HAS_SOFTCAP: gl.constexpr, HAS_ALIBI: gl.constexpr,
+    CONSUMER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
+):  # fmt: skip
+    """Computes: dq [M, D] of one (sequence, head).
+
+    Grid: one program per (slot of 128 queries, head).
+    Shapes: descriptors [B, heads, rows, width], tiles zero-filled to WIDTH columns; shift, delta [B * H, stride_stat].
+    Invariants: after each step dq = sum dS K over the blocks visited.
+    Mirror: streaming.backward, queries outer.
+    """
+    if not HAS_ALIBI:
+        slopes = shift  # a pointer that nobody reads
+    program = make_query_program(
+        q_desc, k_desc, v_desc, do_desc, slopes, stride_slopeb, stride_slopeh,
+        M, N, H, left, right, n_slots, n_planes, swizzle, scale, cap,
+        BLOCK_N, K_STAGES, V_STAGES, WIDTH, PIPELINED, HEAVY_LAST, TOP_LEFT, BANDED, TAIL,
+        FOLD, HAS_SOFTCAP, HAS_ALIBI,
+    )  # fmt: skip
+    kv_head = program.h // (H // Hkv)
+    gl.warp_specialize(
+        [
+            (queries_consumer, (program, dq_desc, shift, delta, stride_stat, H, 0, BANDED or TAIL)),
+            (queries_consumer, (program, dq_desc, shift, delta, stride_stat, H, 1, BANDED or TAIL)),
+            (queries_producer, (program, q_desc, k_desc, v_desc, do_desc, kv_head)),
+        ],
+        [4, 1],
+        [CONSUMER_REGISTERS, PRODUCER_REGISTERS],
+    )
