@@ -1,0 +1,145 @@
+"""What runs when: allocate, look the plan up by the structure of the call, launch; or hand the call to ``triton``.
+
+Handed over, with one line in the log per reason: tensors that the copy engine cannot describe, and every call once a
+kernel did not compile (newer versions of Triton may change Gluon).
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ...problem import Grads, Problem, Tensors
+from .. import triton as portable
+from ..triton.compat import multiprocessors
+from ..triton.launch import empty_out
+from ..triton.registry import device_of
+from . import arguments as args
+from . import configs, counters, device
+from .kernels.forward import forward_kernel
+
+logger = logging.getLogger(__name__)
+MAX_PLANS = 4096  # a runaway of shapes must not hold memory for ever
+# said aloud because the compiler's own default changes in 3.10
+OPTIONS = {"num_warps": 4, "enable_fp_fusion": True}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the structure of a call decides; ``elsewhere`` is why ``triton`` serves it, if so."""
+
+    facts: configs.Facts
+    programs: int
+    numbers: tuple[Any, ...]
+    elsewhere: str = ""
+
+
+_plans: dict[Any, Plan] = {}
+_said: set[str] = set()
+
+
+def forward(problem: Problem, tensors: Tensors) -> tuple[Any, Any]:
+    """See ``backends.Backend``."""
+    plan = plan_of(problem, tensors)
+    if plan.elsewhere or device.broken():
+        return portable.forward(problem, tensors)
+    q = tensors.q
+    out = empty_out(problem, q)
+    lse = torch.empty(problem.out_shape[:-1], dtype=torch.float32, device=q.device)
+    if lse.numel() == 0:
+        return out, lse
+    if problem.N == 0:
+        return out.zero_(), fill_without_keys(lse, tensors.sink)
+    with device_of(q):
+        try:
+            run(plan, tensors, out, lse)
+        except Exception as error:
+            # only a kernel that does not compile is handed over; what else goes wrong is the caller's to see
+            if not _compiling(error):
+                raise
+            device.failed(error)
+            return portable.forward(problem, tensors)
+    return out, lse
+
+
+def backward(
+    problem: Problem, tensors: Tensors, out: Any, lse: Any, dout: Any, dlse: Any, needs: frozenset[str]
+) -> Grads:
+    """See ``backends.Backend``; the lse of both backends is the same."""
+    return portable.backward(problem, tensors, out, lse, dout, dlse, needs)
+
+
+def plan_of(problem: Problem, tensors: Tensors) -> Plan:
+    """The plan of this structure, made when it is new."""
+    q, k, v = tensors[:3]
+    slopes, sink = tensors.alibi_slopes, tensors.sink
+    key = (
+        problem,
+        q.stride(),
+        k.stride(),
+        v.stride(),
+        (q.data_ptr() | k.data_ptr() | v.data_ptr()) % args.ALIGNMENT,
+        q.get_device(),
+        None if slopes is None else (slopes.shape, slopes.stride()),
+        None if sink is None else sink.stride(),
+    )
+    found = _plans.get(key)
+    if found is None:
+        if len(_plans) >= MAX_PLANS:
+            _plans.clear()
+        found = _plans[key] = make_plan(problem, tensors)
+    return found
+
+
+def make_plan(problem: Problem, tensors: Tensors) -> Plan:
+    """Decide once what every call of this structure does."""
+    facts = configs.facts(problem)
+    reason = args.undescribable(q=tensors.q, k=tensors.k, v=tensors.v) if problem.N else None
+    if reason:
+        say(f"hopper: {reason}; triton serves such calls")
+        return Plan(facts, 0, (), elsewhere=reason)
+    units = multiprocessors(tensors.q.get_device())
+    numbers = (*args.factors(problem, facts), *args.numbers(problem, facts, tensors))
+    return Plan(facts, args.programs(problem, facts, units), numbers)
+
+
+def say(sentence: str) -> None:
+    """Log a sentence, once."""
+    if sentence not in _said:
+        _said.add(sentence)
+        logger.warning(sentence)
+
+
+def run(plan: Plan, tensors: Tensors, out: Any, lse: Any) -> None:
+    """Launch on the current stream."""
+    q, k, v = tensors[:3]
+    counter = counters.pair(q.get_device()) if plan.facts.dynamic else None
+    kernel: Any = forward_kernel
+    kernel[(plan.programs,)](
+        *args.descriptors(plan.facts, q, k, v, out),
+        lse,
+        counter,
+        tensors.alibi_slopes,
+        tensors.sink,
+        *plan.numbers,
+        C=plan.facts,
+        **OPTIONS,
+    )
+
+
+def fill_without_keys(lse: Any, sink: Any) -> Any:
+    """lse of rows that have no key: -inf, or the sink's logit."""
+    if sink is None:
+        return lse.fill_(float("-inf"))
+    return lse.copy_(sink.to(lse.dtype)[None, :, None].expand_as(lse))
+
+
+def _compiling(error: Exception) -> bool:
+    """Whether an error comes from Triton's compiler or its assembler, not from the driver."""
+    from triton.compiler.errors import CompilationError
+    from triton.runtime.errors import PTXASError
+
+    return isinstance(error, (CompilationError, PTXASError)) or "PassManager" in str(error)
