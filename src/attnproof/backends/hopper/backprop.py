@@ -9,8 +9,6 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
-from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from ...problem import Grads, Problem, Tensors
 from ..triton import arguments as args
@@ -18,12 +16,12 @@ from ..triton import backprop as portable
 from ..triton import launch as portable_launch
 from ..triton import registry
 from . import backward_configs as configs
+from .arguments import LOG2E, cdiv, descriptor, undescribable
+from .compat import gl
 from .kernels.backward_keys import dkdv_kernel
 from .kernels.backward_keys_split import dkdv_split_kernel
 from .kernels.backward_queries import dq_kernel
 from .kernels.backward_rows import rows_kernel
-
-DTYPES: dict[Any, Any] = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
 
 
 class Launch(NamedTuple):
@@ -60,32 +58,12 @@ def declines(problem: Problem, tensors: Tensors, dout: Any) -> str | None:
             return f"has no {option.removeprefix('has_').removesuffix('_p')}"
     if max(problem.D, problem.Dv) > configs.WIDTHS[-1]:
         return f"holds head dims up to {configs.WIDTHS[-1]}"
-    for name, x in (*zip("qkv", tensors[:3], strict=True), ("dout", dout)):
-        if not describable(x):
-            return f"{name}: TMA cannot describe strides {tuple(x.stride())}"
-        # the gradient of an input is stored like it, but densely
-        if name != "dout" and not describable(torch.empty_like(x, device="meta")):
-            return f"d{name}: TMA cannot describe a dense tensor of shape {tuple(x.shape)}"
-    return None
-
-
-def describable(x: Any) -> bool:
-    """Unit last stride, every other stride and the base a multiple of 16 bytes, no empty or broadcast axis."""
-    step = 16 // x.element_size()
-    aligned = x.device.type == "meta" or x.data_ptr() % 16 == 0
-    return (
-        min(x.shape) > 0
-        and x.stride(-1) == 1
-        and aligned
-        and all(at % step == 0 and at > 0 for at in x.stride()[:-1])
-    )
-
-
-def describe(x: Any, rows: int, width: int) -> Any:
-    """A descriptor of [B, heads, rows, columns] in boxes of ``rows`` x ``width``."""
-    box = [1, 1, rows, width]
-    layout = gl.NVMMASharedLayout.get_default_for(box, DTYPES[x.dtype])
-    return TensorDescriptor(x, list(x.shape), list(x.stride()), box, layout)
+    q, k, v = tensors[:3]
+    if min(*q.shape, *v.shape) == 0:
+        return "has nothing to compute where an axis is empty"
+    # the gradient of an input is stored like it, but densely
+    like = {f"d{name}": torch.empty_like(x, device="meta") for name, x in zip("qkv", (q, k, v), strict=True)}
+    return undescribable(q=q, k=k, v=v, dout=dout, **like)
 
 
 def _run(problem: Problem, t: Tensors, given: portable.Given, needs: frozenset[str]) -> Grads:
@@ -114,7 +92,7 @@ def _portable_stats(problem: Problem, t: Tensors) -> Any:
 def statistics(problem: Problem, given: portable.Given) -> Any:
     """[2, B * H, rows] shift and delta, rows padded to whole tiles of every kernel."""
     planes = problem.B * problem.H
-    rows = args.cdiv(problem.M, configs.QUERIES) * configs.QUERIES
+    rows = cdiv(problem.M, configs.QUERIES) * configs.QUERIES
     stats = torch.empty((2, planes, rows), dtype=torch.float32, device=given.lse.device)
     statistics_launch(problem, given, stats).run()
     return stats
@@ -136,6 +114,15 @@ def statistics_launch(problem: Problem, given: portable.Given, stats: Any) -> La
     return Launch(rows_kernel, slots * stats.shape[1], arguments)
 
 
+def _factors(problem: Problem) -> dict[str, float]:
+    """Of the gradients of q and k, and what ``Scoring`` multiplies by."""
+    scale, cap = float(problem.scale), float(problem.softcap)
+    unit = LOG2E
+    if not problem.has_alibi:
+        unit *= cap or scale
+    return {"grad_scale": scale, "scale": scale / cap if cap else scale, "cap": cap, "unit": unit}
+
+
 def _shared(problem: Problem, t: Tensors, stats: Any, registers: tuple[int, int]) -> dict[str, Any]:
     """Arguments that both kernels take."""
     return {
@@ -144,9 +131,8 @@ def _shared(problem: Problem, t: Tensors, stats: Any, registers: tuple[int, int]
         **args.strides("slope", t.alibi_slopes, "bh"),
         **{"M": problem.M, "N": problem.N, "H": problem.H, "Hkv": problem.Hkv},
         **{"left": problem.left, "right": problem.right, "TOP_LEFT": problem.top_left},
-        **{"scale": float(problem.scale), "cap": float(problem.softcap)},
+        **_factors(problem),
         "BANDED": configs.banded(problem),
-        "FOLD": args.folds(problem),
         "HAS_SOFTCAP": problem.softcap != 0.0,
         "HAS_ALIBI": problem.has_alibi,
         "WIDTH": configs.padded(problem),
@@ -155,19 +141,22 @@ def _shared(problem: Problem, t: Tensors, stats: Any, registers: tuple[int, int]
 
 
 def _grid(problem: Problem, slots: int, planes: int) -> dict[str, int]:
-    return {"n_slots": slots, "n_planes": planes, "swizzle": configs.together(problem, planes)}
+    return {"n_slots": slots, "n_planes": planes, "together": configs.together(problem, planes)}
 
 
 def keys(problem: Problem, t: Tensors, stats: Any, dout: Any, dk: Any, dv: Any) -> Launch:
     """The launch that fills dk and dv."""
     config, width = configs.keys_config(problem), configs.padded(problem)
-    slots, planes = args.cdiv(problem.N, config.keys), problem.B * problem.Hkv
+    slots, planes = cdiv(problem.N, config.keys), problem.B * problem.Hkv
     arguments = {
         **_shared(problem, t, stats, config.registers),
         **_grid(problem, slots, planes),
-        **{"q_desc": describe(t.q, config.block_m, width), "do_desc": describe(dout, config.block_m, width)},
-        **{"k_desc": describe(t.k, 64, width), "v_desc": describe(t.v, 64, width)},
-        **{"dk_desc": describe(dk, 64, width), "dv_desc": describe(dv, 64, width)},
+        **{
+            "q_desc": descriptor(t.q, config.block_m, width),
+            "do_desc": descriptor(dout, config.block_m, width),
+        },
+        **{"k_desc": descriptor(t.k, 64, width), "v_desc": descriptor(t.v, 64, width)},
+        **{"dk_desc": descriptor(dk, 64, width), "dv_desc": descriptor(dv, 64, width)},
         **{"BLOCK_M": config.block_m, "STAGES": config.stages, "GROUPED": problem.G > 1},
     }
     if config.slots == 0:
@@ -179,13 +168,16 @@ def keys(problem: Problem, t: Tensors, stats: Any, dout: Any, dk: Any, dv: Any) 
 def queries(problem: Problem, t: Tensors, stats: Any, dout: Any, dq: Any) -> Launch:
     """The launch that fills dq."""
     config, width = configs.queries_config(problem), configs.padded(problem)
-    slots, planes = args.cdiv(problem.M, configs.QUERIES), problem.B * problem.H
+    slots, planes = cdiv(problem.M, configs.QUERIES), problem.B * problem.H
     arguments = {
         **_shared(problem, t, stats, config.registers),
         **_grid(problem, slots, planes),
-        **{"q_desc": describe(t.q, 64, width), "do_desc": describe(dout, 64, width)},
-        **{"k_desc": describe(t.k, config.block_n, width), "v_desc": describe(t.v, config.block_n, width)},
-        "dq_desc": describe(dq, 64, width),
+        **{"q_desc": descriptor(t.q, 64, width), "do_desc": descriptor(dout, 64, width)},
+        **{
+            "k_desc": descriptor(t.k, config.block_n, width),
+            "v_desc": descriptor(t.v, config.block_n, width),
+        },
+        "dq_desc": descriptor(dq, 64, width),
         **{"BLOCK_N": config.block_n, "K_STAGES": config.k_stages, "V_STAGES": config.v_stages},
         "PIPELINED": config.pipelined,
         "HEAVY_LAST": args.heavy_last(problem),

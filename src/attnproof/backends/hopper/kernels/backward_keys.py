@@ -7,18 +7,8 @@ S^T of the next block is started behind the block's last product and waited for 
 Mirror: ``backends/triton/kernels/backward.dkdv_kernel``.
 """
 
-from triton.experimental import gluon
-from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
-    mbarrier,
-    tma,
-    warpgroup_mma_wait,
-)
-from triton.language.core import _aggregate as aggregate
-
-from ...triton.kernels.backward import score_gradient
-from ...triton.kernels.pieces import band_right, cut_tiles, query_interval, schedule
+from ...triton.kernels.pieces import band_right, cut_tiles, query_interval
+from ..compat import aggregate, fence_async_shared, gl, gluon, mbarrier, tma_load, warpgroup_mma_wait
 from .backward_pieces import (
     Rows,
     Scoring,
@@ -26,11 +16,11 @@ from .backward_pieces import (
     accumulators,
     add_product,
     make_rows,
-    make_scoring,
     make_walk,
     product,
     store_tile,
 )
+from .pieces import place
 
 
 @aggregate
@@ -100,8 +90,8 @@ def keys_producer(
     mbarrier.expect(program.ready, WARPGROUPS * (k_desc.block_type.nbytes + v_desc.block_type.nbytes))
     for part in gl.static_range(WARPGROUPS):
         row = first + part * 64
-        tma.async_copy_global_to_shared(k_desc, [b, kv_head, row, 0], program.ready, program.k.index(part))
-        tma.async_copy_global_to_shared(v_desc, [b, kv_head, row, 0], program.ready, program.v.index(part))
+        tma_load(k_desc, [b, kv_head, row, 0], program.ready, program.k.index(part))
+        tma_load(v_desc, [b, kv_head, row, 0], program.ready, program.v.index(part))
     for i in range(0, program.walk.total):
         member, tile = program.walk.at(i)
         h = kv_head * program.group + member
@@ -127,7 +117,7 @@ def keys_step(program, i, s, dk, dv, PART: gl.constexpr, EDGE: gl.constexpr, LAS
     dv_next = add_product(p, dout, dv, DTYPE, WIDTH)
     dp = warpgroup_mma_wait(1, deps=(dp_next,))  # [64, BLOCK_M]
     delta = program.dout.numbers(i, gl.SliceLayout(0, dp.type.layout))
-    _, ds = score_gradient(weight, dp, delta[None, :], dp, 0.0, dp, 1.0, False, False)
+    ds = weight * (dp - delta[None, :])
     dk_next = add_product(ds, q, dk, DTYPE, WIDTH)
     if LAST:
         dv = warpgroup_mma_wait(1, deps=(dv_next,))
@@ -144,12 +134,12 @@ def keys_step(program, i, s, dk, dv, PART: gl.constexpr, EDGE: gl.constexpr, LAS
 
 
 @gluon.jit
-def keys_consumer(program, dk_desc, dv_desc, PART: gl.constexpr, EDGES: gl.constexpr):
+def keys_consumer(program, dk_desc, dv_desc, grad_scale, PART: gl.constexpr, EDGES: gl.constexpr):
     """dk and dv of 64 keys."""
     WIDTH: gl.constexpr = program.WIDTH
     BLOCK_M: gl.constexpr = program.BLOCK_M
-    dk = accumulators(64, WIDTH)
-    dv = accumulators(64, WIDTH)
+    dk = accumulators(WIDTH)
+    dv = accumulators(WIDTH)
     total = program.walk.total
     plain = program.walk.plain(EDGES)
     mbarrier.wait(program.ready, 0)
@@ -164,22 +154,20 @@ def keys_consumer(program, dk_desc, dv_desc, PART: gl.constexpr, EDGES: gl.const
             s, dk, dv = keys_step(program, i, s, dk, dv, PART, True, False)
     s, dk, dv = keys_step(program, total - 1, s, dk, dv, PART, EDGES, True)
     row = program.first + PART * 64
-    store_tile(
-        dk_desc, program.k.index(PART), dk * program.score.scale, program.b, program.kv_head, row, WIDTH
-    )
+    store_tile(dk_desc, program.k.index(PART), dk * grad_scale, program.b, program.kv_head, row, WIDTH)
     store_tile(dv_desc, program.v.index(PART), dv, program.b, program.kv_head, row, WIDTH)
 
 
 @gluon.jit
 def make_key_program(
     q_desc, k_desc, v_desc, do_desc, slopes, stride_slopeb, stride_slopeh,
-    M, N, H, Hkv, left, right, n_slots, n_planes, swizzle, scale, cap,
+    M, N, H, Hkv, left, right, n_slots, n_planes, together, scale, cap, unit,
     WARPGROUPS: gl.constexpr, BLOCK_M: gl.constexpr, STAGES: gl.constexpr, WIDTH: gl.constexpr,
     GROUPED: gl.constexpr, TOP_LEFT: gl.constexpr, BANDED: gl.constexpr,
-    FOLD: gl.constexpr, HAS_SOFTCAP: gl.constexpr, HAS_ALIBI: gl.constexpr,
+    HAS_SOFTCAP: gl.constexpr, HAS_ALIBI: gl.constexpr,
 ):  # fmt: skip
     """Place a program and lay out its shared memory. Keys past the end need no mask: their rows are never stored."""
-    slot, plane = schedule(gl.program_id(0), n_slots, n_planes, swizzle, False)
+    slot, plane = place(gl.program_id(0), n_slots, n_planes, together, False)
     b = plane // Hkv
     group = H // Hkv
     offset = N - M
@@ -195,7 +183,7 @@ def make_key_program(
     walk = make_walk(
         gl.to_tensor(start), full_start, full_stop, stop, (M + BLOCK_M - 1) // BLOCK_M, group, GROUPED
     )
-    score = make_scoring(scale, cap, offset, left, right, N, FOLD, HAS_SOFTCAP, HAS_ALIBI, BANDED, False)
+    score = Scoring(scale, cap, unit, offset, left, right, N, HAS_SOFTCAP, HAS_ALIBI, BANDED, False)
     k = gl.allocate_shared_memory(k_desc.dtype, [WARPGROUPS] + k_desc.block_type.shape, k_desc.layout)
     v = gl.allocate_shared_memory(v_desc.dtype, [WARPGROUPS] + v_desc.block_type.shape, v_desc.layout)
     ready = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
@@ -212,16 +200,16 @@ def make_key_program(
 @gluon.jit(
     do_not_specialize=[
         *("stride_slopeb", "stride_slopeh", "M", "N", "H", "Hkv", "left", "right"),
-        *("n_slots", "n_planes", "swizzle"),
+        *("n_slots", "n_planes", "together"),
     ]
 )
 def dkdv_kernel(
     q_desc, k_desc, v_desc, do_desc, dk_desc, dv_desc, shift, delta, slopes,
     stride_stat, stride_slopeb, stride_slopeh,
-    M, N, H, Hkv, left, right, n_slots, n_planes, swizzle, scale, cap,
+    M, N, H, Hkv, left, right, n_slots, n_planes, together, grad_scale, scale, cap, unit,
     BLOCK_M: gl.constexpr, STAGES: gl.constexpr, WIDTH: gl.constexpr, GROUPED: gl.constexpr,
     TOP_LEFT: gl.constexpr, BANDED: gl.constexpr,
-    FOLD: gl.constexpr, HAS_SOFTCAP: gl.constexpr, HAS_ALIBI: gl.constexpr,
+    HAS_SOFTCAP: gl.constexpr, HAS_ALIBI: gl.constexpr,
     CONSUMER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """Computes: dk [N, D] and dv [N, Dv] of one (sequence, key/value head), summed over the head's query heads.
@@ -235,13 +223,13 @@ def dkdv_kernel(
         slopes = shift  # a pointer that nobody reads
     program = make_key_program(
         q_desc, k_desc, v_desc, do_desc, slopes, stride_slopeb, stride_slopeh,
-        M, N, H, Hkv, left, right, n_slots, n_planes, swizzle, scale, cap,
-        2, BLOCK_M, STAGES, WIDTH, GROUPED, TOP_LEFT, BANDED, FOLD, HAS_SOFTCAP, HAS_ALIBI,
+        M, N, H, Hkv, left, right, n_slots, n_planes, together, scale, cap, unit,
+        2, BLOCK_M, STAGES, WIDTH, GROUPED, TOP_LEFT, BANDED, HAS_SOFTCAP, HAS_ALIBI,
     )  # fmt: skip
     gl.warp_specialize(
         [
-            (keys_consumer, (program, dk_desc, dv_desc, 0, BANDED)),
-            (keys_consumer, (program, dk_desc, dv_desc, 1, BANDED)),
+            (keys_consumer, (program, dk_desc, dv_desc, grad_scale, 0, BANDED)),
+            (keys_consumer, (program, dk_desc, dv_desc, grad_scale, 1, BANDED)),
             (keys_producer, (program, q_desc, k_desc, v_desc, do_desc, shift, delta, stride_stat, H, 2)),
         ],
         [4, 1],

@@ -5,12 +5,7 @@ Warpgroup 0 makes S^T, P^T and dv, warpgroup 1 makes dP^T, dS^T and dk: two prod
 Mirror: ``backward_keys``, which does the same with both halves in one warpgroup.
 """
 
-from triton.experimental import gluon
-from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma_wait
-from triton.language.core import _aggregate as aggregate
-
-from ...triton.kernels.backward import score_gradient
+from ..compat import aggregate, gl, gluon, mbarrier, warpgroup_mma_wait
 from .backward_keys import KeyProgram, keys_producer, make_key_program
 from .backward_pieces import (
     ARRIVE_256,
@@ -97,7 +92,7 @@ def values_consumer(split, dv_desc, EDGES: gl.constexpr):
     program = split.base
     BLOCK_M: gl.constexpr = program.BLOCK_M
     WIDTH: gl.constexpr = program.WIDTH
-    dv = accumulators(64, WIDTH)
+    dv = accumulators(WIDTH)
     total = program.walk.total
     plain = program.walk.plain(EDGES)
     mbarrier.wait(program.ready, 0)
@@ -126,7 +121,7 @@ def keys_half_step(split, i, dp, dk, LAST: gl.constexpr):
     delta = program.dout.numbers(i, gl.SliceLayout(0, layout))
     program.dout.ring.release(i)
     weight = split.take(i, layout)  # [64, BLOCK_M]
-    _, ds = score_gradient(weight, dp, delta[None, :], dp, 0.0, dp, 1.0, False, False)
+    ds = weight * (dp - delta[None, :])
     program.q.ring.wait(i)
     dk_next = add_product(ds, program.q.ring.tile(i, BLOCK_M, WIDTH), dk, program.k.dtype, WIDTH)
     if LAST:
@@ -143,12 +138,12 @@ def keys_half_step(split, i, dp, dk, LAST: gl.constexpr):
 
 
 @gluon.jit
-def keys_half_consumer(split, dk_desc):
+def keys_half_consumer(split, dk_desc, grad_scale):
     """Warpgroup 1: dP^T, dS^T, dk."""
     program = split.base
     BLOCK_M: gl.constexpr = program.BLOCK_M
     WIDTH: gl.constexpr = program.WIDTH
-    dk = accumulators(64, WIDTH)
+    dk = accumulators(WIDTH)
     total = program.walk.total
     mbarrier.wait(program.ready, 0)
     program.dout.ring.wait(0)
@@ -162,7 +157,7 @@ def keys_half_consumer(split, dk_desc):
     store_tile(
         dk_desc,
         program.k.index(0),
-        dk * program.score.scale,
+        dk * grad_scale,
         program.b,
         program.kv_head,
         program.first,
@@ -173,17 +168,17 @@ def keys_half_consumer(split, dk_desc):
 @gluon.jit(
     do_not_specialize=[
         *("stride_slopeb", "stride_slopeh", "M", "N", "H", "Hkv", "left", "right"),
-        *("n_slots", "n_planes", "swizzle"),
+        *("n_slots", "n_planes", "together"),
     ]
 )
 def dkdv_split_kernel(
     q_desc, k_desc, v_desc, do_desc, dk_desc, dv_desc, shift, delta, slopes,
     stride_stat, stride_slopeb, stride_slopeh,
-    M, N, H, Hkv, left, right, n_slots, n_planes, swizzle, scale, cap,
+    M, N, H, Hkv, left, right, n_slots, n_planes, together, grad_scale, scale, cap, unit,
     BLOCK_M: gl.constexpr, STAGES: gl.constexpr, SLOTS: gl.constexpr, P_LAYOUT: gl.constexpr,
     WIDTH: gl.constexpr, GROUPED: gl.constexpr,
     TOP_LEFT: gl.constexpr, BANDED: gl.constexpr,
-    FOLD: gl.constexpr, HAS_SOFTCAP: gl.constexpr, HAS_ALIBI: gl.constexpr,
+    HAS_SOFTCAP: gl.constexpr, HAS_ALIBI: gl.constexpr,
     CONSUMER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """Computes: dk [N, D] and dv [N, Dv] of one (sequence, key/value head), summed over the head's query heads.
@@ -197,8 +192,8 @@ def dkdv_split_kernel(
         slopes = shift  # a pointer that nobody reads
     program = make_key_program(
         q_desc, k_desc, v_desc, do_desc, slopes, stride_slopeb, stride_slopeh,
-        M, N, H, Hkv, left, right, n_slots, n_planes, swizzle, scale, cap,
-        1, BLOCK_M, STAGES, WIDTH, GROUPED, TOP_LEFT, BANDED, FOLD, HAS_SOFTCAP, HAS_ALIBI,
+        M, N, H, Hkv, left, right, n_slots, n_planes, together, scale, cap, unit,
+        1, BLOCK_M, STAGES, WIDTH, GROUPED, TOP_LEFT, BANDED, HAS_SOFTCAP, HAS_ALIBI,
     )  # fmt: skip
     split = SplitProgram(
         program, gl.allocate_shared_memory(gl.float32, [SLOTS, 64, BLOCK_M], P_LAYOUT), SLOTS
@@ -206,7 +201,7 @@ def dkdv_split_kernel(
     gl.warp_specialize(
         [
             (values_consumer, (split, dv_desc, BANDED)),
-            (keys_half_consumer, (split, dk_desc)),
+            (keys_half_consumer, (split, dk_desc, grad_scale)),
             (keys_producer, (program, q_desc, k_desc, v_desc, do_desc, shift, delta, stride_stat, H, 1)),
         ],
         [4, 1],

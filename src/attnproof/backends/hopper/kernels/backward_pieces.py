@@ -5,18 +5,21 @@ arrival, and the bytes) and an ``empty`` barrier (one arrival per warpgroup that
 Mirror: ``backends/triton/kernels/pieces``, whose scalar pieces are used as they are.
 """
 
-from triton.experimental import gluon
-from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
-from triton.experimental.gluon.language.nvidia.hopper import (
+
+from ...triton.kernels.pieces import distance, in_band, tile_number
+from ..compat import (
+    aggregate,
     fence_async_shared,
+    gl,
+    gluon,
     mbarrier,
-    tma,
+    tma_load,
+    tma_store,
+    tma_store_wait,
     warpgroup_mma,
 )
-from triton.language.core import _aggregate as aggregate
-
-from ...triton.kernels.pieces import LOG2E, in_band, scores, softcap_derivative, tile_number
+from .pieces import operand_layout, product_layout, tanh
 
 # bar.sync waits, bar.arrive only counts; ids below 6 belong to Triton's own hand-over between warps
 SYNC_256 = gl.constexpr("bar.sync $1, 256; mov.b32 $0, $1;")
@@ -60,7 +63,7 @@ class Ring:
         """Producer: fill the stage of step i from ``row`` of a plane; rows and columns past the tensor's end are zeros."""
         full = self.full.index(i % self.STAGES)
         mbarrier.expect(full, desc.block_type.nbytes)
-        tma.async_copy_global_to_shared(desc, [b, h, row, 0], full, self.data.index(i % self.STAGES))
+        tma_load(desc, [b, h, row, 0], full, self.data.index(i % self.STAGES))
 
     @gluon.jit
     def wait(self, i):
@@ -187,33 +190,33 @@ def make_walk(start, full_start, full_stop, stop, n_tiles, group, GROUPED: gl.co
 
 @aggregate
 class Scoring:
-    """From raw products to P, in octaves, and to what turns dP - delta into the gradient of the scaled products."""
+    """From raw products to P, and to what turns dP - delta into the gradient of the scaled products.
+
+    Raw products times ``scale`` are natural logits, or with softcap ratios of ``cap``; ``unit`` turns what is left to
+    the exponent into octaves: raw products or ratios, natural logits where ALiBi is added to them.
+    """
 
     scale: gl.tensor
-    factor: gl.tensor  # from logits (raw products if FOLD) to octaves
     cap: gl.tensor
+    unit: gl.tensor
     offset: gl.tensor
     left: gl.tensor
     right: gl.tensor
     n_keys: gl.tensor
-    FOLD: gl.constexpr
     HAS_SOFTCAP: gl.constexpr
     HAS_ALIBI: gl.constexpr
     BANDED: gl.constexpr
     TAIL: gl.constexpr
 
     @gluon.constexpr_function
-    def __init__(
-        self, scale, factor, cap, offset, left, right, n_keys, FOLD, HAS_SOFTCAP, HAS_ALIBI, BANDED, TAIL
-    ):
+    def __init__(self, scale, cap, unit, offset, left, right, n_keys, HAS_SOFTCAP, HAS_ALIBI, BANDED, TAIL):
         self.scale = scale
-        self.factor = factor
         self.cap = cap
+        self.unit = unit
         self.offset = offset
         self.left = left
         self.right = right
         self.n_keys = n_keys
-        self.FOLD = gl.constexpr(FOLD)
         self.HAS_SOFTCAP = gl.constexpr(HAS_SOFTCAP)
         self.HAS_ALIBI = gl.constexpr(HAS_ALIBI)
         self.BANDED = gl.constexpr(BANDED)
@@ -233,55 +236,38 @@ class Scoring:
     @gluon.jit
     def weigh(self, s, shift, i, j, slope, EDGE: gl.constexpr):
         """(P, P times the derivative of softcap) of raw products, ``shift`` being lse in octaves, +inf for dead rows."""
-        s, capped = scores(
-            s, i, j, 0, 0, self.offset, self.scale, self.cap, slope, None, 0, 0,
-            self.FOLD, self.HAS_SOFTCAP, self.HAS_ALIBI, False,
-        )  # fmt: skip
-        p = gl.exp2(s * self.factor - shift)
+        ratio = s  # unused without softcap
+        if self.HAS_SOFTCAP:
+            ratio = tanh(s * self.scale)
+            s = ratio
+        if self.HAS_ALIBI:
+            s = s * (self.cap if self.HAS_SOFTCAP else self.scale) - slope * distance(i, j, self.offset)
+        p = gl.exp2(s * self.unit - shift)
         if EDGE:
             # not -inf into the exponent: a masked score may be NaN, and the scale negative
             p = gl.where(self.visible(i, j), p, 0.0)
         weight = p
         if self.HAS_SOFTCAP:
-            weight = p * softcap_derivative(capped, self.cap)
+            weight = p * (1.0 - ratio * ratio)
         return p, weight
 
 
 @gluon.jit
-def make_scoring(
-    scale, cap, offset, left, right, n_keys,
-    FOLD: gl.constexpr, HAS_SOFTCAP: gl.constexpr, HAS_ALIBI: gl.constexpr, BANDED: gl.constexpr,
-    TAIL: gl.constexpr,
-):  # fmt: skip
-    """Scores of one program, see ``Scoring``."""
-    if FOLD:
-        factor = scale * LOG2E
-    else:
-        factor = gl.to_tensor(LOG2E)
-    return Scoring(
-        scale, factor, cap, offset, left, right, n_keys, FOLD, HAS_SOFTCAP, HAS_ALIBI, BANDED, TAIL
-    )
-
-
-@gluon.jit
-def accumulators(ROWS: gl.constexpr, COLUMNS: gl.constexpr):
+def accumulators(COLUMNS: gl.constexpr):
     """Zeros [64, COLUMNS] as one warpgroup's products accumulate them."""
-    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLUMNS, 16])
-    return gl.zeros([ROWS, COLUMNS], gl.float32, layout)
+    return gl.zeros([64, COLUMNS], gl.float32, product_layout(COLUMNS))
 
 
 @gluon.jit
 def product(a, b, COLUMNS: gl.constexpr):
     """Start ``a @ b`` [64, COLUMNS], both in shared memory."""
-    return warpgroup_mma(a, b, accumulators(64, COLUMNS), use_acc=False, is_async=True)
+    return warpgroup_mma(a, b, accumulators(COLUMNS), use_acc=False, is_async=True)
 
 
 @gluon.jit
 def add_product(a, b, acc, DTYPE: gl.constexpr, WIDTH: gl.constexpr):
     """Start ``acc + a @ b``, ``a`` rounded to ``DTYPE`` and taken from registers, ``b`` [., WIDTH] in shared memory."""
-    layout: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, WIDTH, 16])
-    operand: gl.constexpr = gl.DotOperandLayout(0, layout, 2)
-    return warpgroup_mma(gl.convert_layout(a.to(DTYPE), operand), b, acc, is_async=True)
+    return warpgroup_mma(gl.convert_layout(a.to(DTYPE), operand_layout(WIDTH)), b, acc, is_async=True)
 
 
 @gluon.jit
@@ -289,5 +275,5 @@ def store_tile(desc, buffer, tile, b, h, row, WIDTH: gl.constexpr):
     """Write an accumulator through ``buffer``, [1, 1, 64, WIDTH], which nobody reads any more; TMA drops what is past the end."""
     buffer.reshape([64, WIDTH]).store(tile.to(desc.dtype))
     fence_async_shared()
-    tma.async_copy_shared_to_global(desc, [b, h, row, 0], buffer)
-    tma.store_wait(0)
+    tma_store(desc, [b, h, row, 0], buffer)
+    tma_store_wait(0)

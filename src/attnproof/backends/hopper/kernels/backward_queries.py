@@ -6,18 +6,8 @@ With ``PIPELINED`` S of the next block is started behind the block's last produc
 Mirror: ``backends/triton/kernels/backward.dq_kernel``.
 """
 
-from triton.experimental import gluon
-from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
-    mbarrier,
-    tma,
-    warpgroup_mma_wait,
-)
-from triton.language.core import _aggregate as aggregate
-
-from ...triton.kernels.backward import score_gradient
-from ...triton.kernels.pieces import band_right, cut_tiles, key_interval, schedule
+from ...triton.kernels.pieces import band_right, cut_tiles, key_interval
+from ..compat import aggregate, fence_async_shared, gl, gluon, mbarrier, tma_load, warpgroup_mma_wait
 from .backward_pieces import (
     Ring,
     Scoring,
@@ -25,11 +15,11 @@ from .backward_pieces import (
     accumulators,
     add_product,
     make_ring,
-    make_scoring,
     make_walk,
     product,
     store_tile,
 )
+from .pieces import place
 
 
 @aggregate
@@ -81,8 +71,8 @@ def queries_producer(program, q_desc, k_desc, v_desc, do_desc, kv_head):
     mbarrier.expect(program.ready, 2 * (q_desc.block_type.nbytes + do_desc.block_type.nbytes))
     for part in gl.static_range(2):
         row = program.first + part * 64
-        tma.async_copy_global_to_shared(q_desc, [b, h, row, 0], program.ready, program.q.index(part))
-        tma.async_copy_global_to_shared(do_desc, [b, h, row, 0], program.ready, program.dout.index(part))
+        tma_load(q_desc, [b, h, row, 0], program.ready, program.q.index(part))
+        tma_load(do_desc, [b, h, row, 0], program.ready, program.dout.index(part))
     for i in range(0, program.walk.total):
         _, tile = program.walk.at(i)
         row = tile * program.BLOCK_N
@@ -123,7 +113,7 @@ def queries_step(program, i, s, dq, shift, delta, PART: gl.constexpr, EDGE: gl.c
     )  # [64, BLOCK_N]
     dp = warpgroup_mma_wait(0, deps=(dp_next,))  # [64, BLOCK_N]
     program.v.release(i)
-    _, ds = score_gradient(weight, dp, delta[:, None], dp, 0.0, dp, 1.0, False, False)
+    ds = weight * (dp - delta[:, None])
     dq_next = add_product(ds, program.k.tile(i, BLOCK_N, WIDTH), dq, program.q.dtype, WIDTH)
     if program.PIPELINED and not LAST:
         s_next = start_scores(program, i + 1, PART)
@@ -136,12 +126,14 @@ def queries_step(program, i, s, dq, shift, delta, PART: gl.constexpr, EDGE: gl.c
 
 
 @gluon.jit
-def queries_consumer(program, dq_desc, shift, delta, stride_stat, H, PART: gl.constexpr, EDGES: gl.constexpr):
+def queries_consumer(
+    program, dq_desc, shift, delta, stride_stat, H, grad_scale, PART: gl.constexpr, EDGES: gl.constexpr
+):
     """dq of 64 queries."""
     WIDTH: gl.constexpr = program.WIDTH
     BLOCK_N: gl.constexpr = program.BLOCK_N
-    dq = accumulators(64, WIDTH)
-    s = accumulators(64, BLOCK_N)
+    dq = accumulators(WIDTH)
+    s = accumulators(BLOCK_N)
     rows = program.rows(PART, gl.SliceLayout(1, s.type.layout))
     plane = (program.b * H + program.h).to(gl.int64) * stride_stat
     shift_rows = gl.load(shift + plane + rows)  # planes are padded: no row is past the end
@@ -163,20 +155,20 @@ def queries_consumer(program, dq_desc, shift, delta, stride_stat, H, PART: gl.co
     if program.PIPELINED:
         s, dq = queries_step(program, total - 1, s, dq, shift_rows, delta_rows, PART, EDGES, True)
     row = program.first + PART * 64
-    store_tile(dq_desc, program.q.index(PART), dq * program.score.scale, program.b, program.h, row, WIDTH)
+    store_tile(dq_desc, program.q.index(PART), dq * grad_scale, program.b, program.h, row, WIDTH)
 
 
 @gluon.jit
 def make_query_program(
     q_desc, k_desc, v_desc, do_desc, slopes, stride_slopeb, stride_slopeh,
-    M, N, H, left, right, n_slots, n_planes, swizzle, scale, cap,
+    M, N, H, left, right, n_slots, n_planes, together, scale, cap, unit,
     BLOCK_N: gl.constexpr, K_STAGES: gl.constexpr, V_STAGES: gl.constexpr, WIDTH: gl.constexpr,
     PIPELINED: gl.constexpr, HEAVY_LAST: gl.constexpr, TOP_LEFT: gl.constexpr,
     BANDED: gl.constexpr, TAIL: gl.constexpr,
-    FOLD: gl.constexpr, HAS_SOFTCAP: gl.constexpr, HAS_ALIBI: gl.constexpr,
+    HAS_SOFTCAP: gl.constexpr, HAS_ALIBI: gl.constexpr,
 ):  # fmt: skip
     """Place a program and lay out its shared memory. Queries past the end need no mask: their rows are never stored."""
-    slot, plane = schedule(gl.program_id(0), n_slots, n_planes, swizzle, HEAVY_LAST)
+    slot, plane = place(gl.program_id(0), n_slots, n_planes, together, HEAVY_LAST)
     b = plane // H
     h = plane % H
     offset = N - M
@@ -189,7 +181,7 @@ def make_query_program(
         lo, full_lo, full_hi, hi = 0, 0, N, N
     start, full_start, full_stop, stop = cut_tiles(lo, full_lo, full_hi, hi, N, BLOCK_N, True)
     walk = make_walk(gl.to_tensor(start), full_start, full_stop, stop, (N + BLOCK_N - 1) // BLOCK_N, 1, False)
-    score = make_scoring(scale, cap, offset, left, right, N, FOLD, HAS_SOFTCAP, HAS_ALIBI, BANDED, TAIL)
+    score = Scoring(scale, cap, unit, offset, left, right, N, HAS_SOFTCAP, HAS_ALIBI, BANDED, TAIL)
     slope = gl.to_tensor(0.0)
     if HAS_ALIBI:
         slope = gl.load(slopes + b * stride_slopeb + h * stride_slopeh)
@@ -206,17 +198,17 @@ def make_query_program(
 @gluon.jit(
     do_not_specialize=[
         *("stride_slopeb", "stride_slopeh", "M", "N", "H", "Hkv", "left", "right"),
-        *("n_slots", "n_planes", "swizzle"),
+        *("n_slots", "n_planes", "together"),
     ]
 )
 def dq_kernel(
     q_desc, k_desc, v_desc, do_desc, dq_desc, shift, delta, slopes,
     stride_stat, stride_slopeb, stride_slopeh,
-    M, N, H, Hkv, left, right, n_slots, n_planes, swizzle, scale, cap,
+    M, N, H, Hkv, left, right, n_slots, n_planes, together, grad_scale, scale, cap, unit,
     BLOCK_N: gl.constexpr, K_STAGES: gl.constexpr, V_STAGES: gl.constexpr, WIDTH: gl.constexpr,
     PIPELINED: gl.constexpr, HEAVY_LAST: gl.constexpr, TOP_LEFT: gl.constexpr,
     BANDED: gl.constexpr, TAIL: gl.constexpr,
-    FOLD: gl.constexpr, HAS_SOFTCAP: gl.constexpr, HAS_ALIBI: gl.constexpr,
+    HAS_SOFTCAP: gl.constexpr, HAS_ALIBI: gl.constexpr,
     CONSUMER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """Computes: dq [M, D] of one (sequence, head).
@@ -230,15 +222,21 @@ def dq_kernel(
         slopes = shift  # a pointer that nobody reads
     program = make_query_program(
         q_desc, k_desc, v_desc, do_desc, slopes, stride_slopeb, stride_slopeh,
-        M, N, H, left, right, n_slots, n_planes, swizzle, scale, cap,
+        M, N, H, left, right, n_slots, n_planes, together, scale, cap, unit,
         BLOCK_N, K_STAGES, V_STAGES, WIDTH, PIPELINED, HEAVY_LAST, TOP_LEFT, BANDED, TAIL,
-        FOLD, HAS_SOFTCAP, HAS_ALIBI,
+        HAS_SOFTCAP, HAS_ALIBI,
     )  # fmt: skip
     kv_head = program.h // (H // Hkv)
     gl.warp_specialize(
         [
-            (queries_consumer, (program, dq_desc, shift, delta, stride_stat, H, 0, BANDED or TAIL)),
-            (queries_consumer, (program, dq_desc, shift, delta, stride_stat, H, 1, BANDED or TAIL)),
+            (
+                queries_consumer,
+                (program, dq_desc, shift, delta, stride_stat, H, grad_scale, 0, BANDED or TAIL),
+            ),
+            (
+                queries_consumer,
+                (program, dq_desc, shift, delta, stride_stat, H, grad_scale, 1, BANDED or TAIL),
+            ),
             (queries_producer, (program, q_desc, k_desc, v_desc, do_desc, kv_head)),
         ],
         [4, 1],
