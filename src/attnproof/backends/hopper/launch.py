@@ -116,14 +116,16 @@ def say(sentence: str) -> None:
 def run(plan: Plan, tensors: Tensors, out: Any, lse: Any) -> None:
     """Launch on the current stream."""
     q, k, v = tensors[:3]
-    counter = counters.pair(q.get_device()) if plan.facts.dynamic else None
+    # what a kernel does not have it never reads, and lse is as good an address as any
+    slopes, sink = (lse if x is None else x for x in (tensors.alibi_slopes, tensors.sink))
+    counter = counters.pair(q.get_device()) if plan.facts.dynamic else lse
     kernel: Any = forward_kernel
     kernel[(plan.programs,)](
         *args.descriptors(plan.facts, q, k, v, out),
         lse,
         counter,
-        tensors.alibi_slopes,
-        tensors.sink,
+        slopes,
+        sink,
         *plan.numbers,
         C=plan.facts,
         **OPTIONS,

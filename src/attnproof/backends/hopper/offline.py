@@ -40,10 +40,12 @@ def source(facts: Facts, dtype: str = "bfloat16") -> Any:
     kernel: Any = forward_kernel
     constants: dict[tuple[int, ...], Any] = {}
     attributes: dict[tuple[int, ...], Any] = {}
-    pointers = {"lse": "*fp32"}
-    pointers |= {"counter": "*i32"} if facts.dynamic else {}
-    pointers |= {"slopes": "*fp32"} if facts.has_alibi else {}
-    pointers |= {"sink": f"*{TYPES[dtype]}"} if facts.has_sink else {}
+    pointers = {
+        "lse": "*fp32",
+        "counter": "*i32" if facts.dynamic else "*fp32",
+        "slopes": "*fp32",
+        "sink": f"*{TYPES[dtype]}" if facts.has_sink else "*fp32",
+    }
     for index, name in enumerate(kernel.arg_names):
         if name in blocks:
             continue
@@ -52,8 +54,6 @@ def source(facts: Facts, dtype: str = "bfloat16") -> Any:
             attributes[(index,)] = ALIGNED
         elif name == "C":
             signature[name], constants[(index,)] = "constexpr", facts
-        elif name in ("counter", "slopes", "sink"):
-            signature[name], constants[(index,)] = "constexpr", None
         else:
             signature[name] = "fp32" if name in ("scale", "cap", "unit", "wide_unit", "lift") else "i32"
     return GluonASTSource(kernel, signature, constants, attributes)
