@@ -6,6 +6,8 @@ describe, or that ask for what these kernels do not make, run there as a whole; 
 
 from __future__ import annotations
 
+import functools
+import logging
 from typing import Any, NamedTuple
 
 import torch
@@ -22,6 +24,8 @@ from .kernels.backward_keys import dkdv_kernel
 from .kernels.backward_keys_split import dkdv_split_kernel
 from .kernels.backward_queries import dq_kernel
 from .kernels.backward_rows import rows_kernel
+
+logger = logging.getLogger(__name__)
 
 
 class Launch(NamedTuple):
@@ -40,11 +44,19 @@ def backward(
     problem: Problem, tensors: Tensors, out: Any, lse: Any, dout: Any, dlse: Any, needs: frozenset[str]
 ) -> Grads:
     """See ``backends.Backend``."""
-    if declines(problem, tensors, dout) is not None:
+    reason = declines(problem, tensors, dout)
+    if reason is not None:
+        say(f"hopper: {reason}; triton serves such gradients")
         return portable_launch.backward(problem, tensors, out, lse, dout, dlse, needs)
     tensors = tensors.expand(problem)
     with registry.device_of(tensors.q):
         return _run(problem, tensors, portable.Given(out, lse, dout, dlse), needs)
+
+
+@functools.cache
+def say(sentence: str) -> None:
+    """Log a sentence, once."""
+    logger.warning(sentence)
 
 
 def declines(problem: Problem, tensors: Tensors, dout: Any) -> str | None:

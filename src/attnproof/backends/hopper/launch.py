@@ -18,7 +18,7 @@ from ..triton.compat import multiprocessors
 from ..triton.launch import empty_out
 from ..triton.registry import device_of
 from . import arguments as args
-from . import configs, counters, device
+from . import backprop, configs, counters, device
 from .kernels.forward import forward_kernel
 
 logger = logging.getLogger(__name__)
@@ -69,7 +69,16 @@ def backward(
     problem: Problem, tensors: Tensors, out: Any, lse: Any, dout: Any, dlse: Any, needs: frozenset[str]
 ) -> Grads:
     """See ``backends.Backend``; the lse of both backends is the same."""
-    return portable.backward(problem, tensors, out, lse, dout, dlse, needs)
+    given = (problem, tensors, out, lse, dout, dlse, needs)
+    if device.broken():
+        return portable.backward(*given)
+    try:
+        return backprop.backward(*given)
+    except Exception as error:
+        if not _compiling(error):
+            raise
+        device.failed(error)
+        return portable.backward(*given)
 
 
 def plan_of(problem: Problem, tensors: Tensors) -> Plan:

@@ -8,7 +8,17 @@ Mirror: ``backends/triton/kernels/backward.dkdv_kernel``.
 """
 
 from ...triton.kernels.pieces import band_right, cut_tiles, query_interval
-from ..compat import aggregate, fence_async_shared, gl, gluon, mbarrier, tma_load, warpgroup_mma_wait
+from ..compat import (
+    aggregate,
+    fence_async_shared,
+    gl,
+    gluon,
+    mbarrier,
+    tma_load,
+    tma_store,
+    tma_store_wait,
+    warpgroup_mma_wait,
+)
 from .backward_pieces import (
     Rows,
     Scoring,
@@ -18,9 +28,10 @@ from .backward_pieces import (
     make_rows,
     make_walk,
     product,
-    store_tile,
+    stage_tile,
 )
 from .pieces import place
+from .rings import allocate_barriers
 
 
 @aggregate
@@ -153,9 +164,13 @@ def keys_consumer(program, dk_desc, dv_desc, grad_scale, PART: gl.constexpr, EDG
         for i in range(plain, total - 1):
             s, dk, dv = keys_step(program, i, s, dk, dv, PART, True, False)
     s, dk, dv = keys_step(program, total - 1, s, dk, dv, PART, EDGES, True)
-    row = program.first + PART * 64
-    store_tile(dk_desc, program.k.index(PART), dk * grad_scale, program.b, program.kv_head, row, WIDTH)
-    store_tile(dv_desc, program.v.index(PART), dv, program.b, program.kv_head, row, WIDTH)
+    b, kv_head, row = program.b, program.kv_head, program.first + PART * 64
+    stage_tile(program.k.index(PART), dk * grad_scale, dk_desc.dtype, WIDTH)
+    stage_tile(program.v.index(PART), dv, dv_desc.dtype, WIDTH)
+    fence_async_shared()
+    tma_store(dk_desc, [b, kv_head, row, 0], program.k.index(PART))
+    tma_store(dv_desc, [b, kv_head, row, 0], program.v.index(PART))
+    tma_store_wait(0)
 
 
 @gluon.jit
@@ -186,8 +201,7 @@ def make_key_program(
     score = Scoring(scale, cap, unit, offset, left, right, N, HAS_SOFTCAP, HAS_ALIBI, BANDED, False)
     k = gl.allocate_shared_memory(k_desc.dtype, [WARPGROUPS] + k_desc.block_type.shape, k_desc.layout)
     v = gl.allocate_shared_memory(v_desc.dtype, [WARPGROUPS] + v_desc.block_type.shape, v_desc.layout)
-    ready = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
-    mbarrier.init(ready, count=1)
+    ready = allocate_barriers(1, 1).index(0)
     q = make_rows(q_desc, STAGES, BLOCK_M, 2)
     dout = make_rows(do_desc, STAGES, BLOCK_M, 2)
     fence_async_shared()

@@ -8,15 +8,14 @@ Mirror: ``backward_keys``, which does the same with both halves in one warpgroup
 from ..compat import aggregate, gl, gluon, mbarrier, warpgroup_mma_wait
 from .backward_keys import KeyProgram, keys_producer, make_key_program
 from .backward_pieces import (
-    ARRIVE_256,
-    SYNC_256,
     accumulators,
     add_product,
-    named_barrier,
     product,
     store_tile,
 )
+from .rings import named_barrier
 
+# named barriers
 FILLED = gl.constexpr(6)  # and 7: a slot of P^T holds a block
 TAKEN = gl.constexpr(8)  # and 9: it may be overwritten
 DONE = gl.constexpr(10)  # the other warpgroup has read K, or V, for the last time
@@ -41,17 +40,17 @@ class SplitProgram:
         """Warpgroup 0: hand the block of step i over."""
         slot = i % self.SLOTS
         if i >= self.SLOTS:
-            named_barrier(SYNC_256, TAKEN + slot)
+            named_barrier("sync", TAKEN + slot, 256)
         self.p.index(slot).store(weight)
-        named_barrier(ARRIVE_256, FILLED + slot)
+        named_barrier("arrive", FILLED + slot, 256)
 
     @gluon.jit
     def take(self, i, LAYOUT: gl.constexpr):
         """Warpgroup 1: the block of step i."""
         slot = i % self.SLOTS
-        named_barrier(SYNC_256, FILLED + slot)
+        named_barrier("sync", FILLED + slot, 256)
         weight = self.p.index(slot).load(LAYOUT)
-        named_barrier(ARRIVE_256, TAKEN + slot)
+        named_barrier("arrive", TAKEN + slot, 256)
         return weight
 
     @gluon.jit
@@ -59,7 +58,7 @@ class SplitProgram:
         """Warpgroup 0: meet the hand-backs that no block waited for, so that every barrier ends even."""
         for slot in gl.static_range(self.SLOTS):
             if slot < total:
-                named_barrier(SYNC_256, TAKEN + slot)
+                named_barrier("sync", TAKEN + slot, 256)
 
 
 @gluon.jit
@@ -107,7 +106,7 @@ def values_consumer(split, dv_desc, EDGES: gl.constexpr):
             s, dv = values_step(split, i, s, dv, True, False)
     s, dv = values_step(split, total - 1, s, dv, EDGES, True)
     split.settle(total)
-    named_barrier(SYNC_256, DONE)
+    named_barrier("sync", DONE, 256)
     store_tile(dv_desc, program.v.index(0), dv, program.b, program.kv_head, program.first, WIDTH)
 
 
@@ -153,7 +152,7 @@ def keys_half_consumer(split, dk_desc, grad_scale):
     for i in range(0, total - 1):
         dp, dk = keys_half_step(split, i, dp, dk, False)
     dp, dk = keys_half_step(split, total - 1, dp, dk, True)
-    named_barrier(SYNC_256, DONE)
+    named_barrier("sync", DONE, 256)
     store_tile(
         dk_desc,
         program.k.index(0),

@@ -20,16 +20,7 @@ from ..compat import (
     warpgroup_mma,
 )
 from .pieces import operand_layout, product_layout, tanh
-
-# bar.sync waits, bar.arrive only counts; ids below 6 belong to Triton's own hand-over between warps
-SYNC_256 = gl.constexpr("bar.sync $1, 256; mov.b32 $0, $1;")
-ARRIVE_256 = gl.constexpr("bar.arrive $1, 256; mov.b32 $0, $1;")
-
-
-@gluon.jit
-def named_barrier(INSTRUCTION: gl.constexpr, number):
-    """Synchronise or arrive on a hardware barrier by its number."""
-    gl.inline_asm_elementwise(INSTRUCTION, "=r,r", [gl.to_tensor(number)], gl.int32, is_pure=False, pack=1)
+from .rings import allocate_barriers
 
 
 @aggregate
@@ -80,12 +71,7 @@ class Ring:
 def make_ring(desc, STAGES: gl.constexpr, READERS: gl.constexpr):
     """An empty ring of tiles of ``desc``."""
     data = gl.allocate_shared_memory(desc.dtype, [STAGES] + desc.block_type.shape, desc.layout)
-    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
-    for stage in gl.static_range(STAGES):
-        mbarrier.init(full.index(stage), count=1)
-        mbarrier.init(empty.index(stage), count=READERS)
-    return Ring(data, full, empty, STAGES)
+    return Ring(data, allocate_barriers(STAGES, 1), allocate_barriers(STAGES, READERS), STAGES)
 
 
 @aggregate
@@ -271,9 +257,15 @@ def add_product(a, b, acc, DTYPE: gl.constexpr, WIDTH: gl.constexpr):
 
 
 @gluon.jit
+def stage_tile(buffer, tile, DTYPE: gl.constexpr, WIDTH: gl.constexpr):
+    """Write an accumulator into ``buffer``, [1, 1, 64, WIDTH], which nobody reads any more."""
+    buffer.reshape([64, WIDTH]).store(tile.to(DTYPE))
+
+
+@gluon.jit
 def store_tile(desc, buffer, tile, b, h, row, WIDTH: gl.constexpr):
-    """Write an accumulator through ``buffer``, [1, 1, 64, WIDTH], which nobody reads any more; TMA drops what is past the end."""
-    buffer.reshape([64, WIDTH]).store(tile.to(desc.dtype))
+    """Store an accumulator through ``buffer``; what is past the tensor's end is dropped."""
+    stage_tile(buffer, tile, desc.dtype, WIDTH)
     fence_async_shared()
     tma_store(desc, [b, h, row, 0], buffer)
     tma_store_wait(0)

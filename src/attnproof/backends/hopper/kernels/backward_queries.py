@@ -20,6 +20,7 @@ from .backward_pieces import (
     store_tile,
 )
 from .pieces import place
+from .rings import allocate_barriers
 
 
 @aggregate
@@ -187,8 +188,7 @@ def make_query_program(
         slope = gl.load(slopes + b * stride_slopeb + h * stride_slopeh)
     q = gl.allocate_shared_memory(q_desc.dtype, [2] + q_desc.block_type.shape, q_desc.layout)
     dout = gl.allocate_shared_memory(do_desc.dtype, [2] + do_desc.block_type.shape, do_desc.layout)
-    ready = gl.allocate_shared_memory(gl.int64, [1], mbarrier.MBarrierLayout())
-    mbarrier.init(ready, count=1)
+    ready = allocate_barriers(1, 1).index(0)
     k = make_ring(k_desc, K_STAGES, 2)
     v = make_ring(v_desc, V_STAGES, 2)
     fence_async_shared()
