@@ -28,6 +28,10 @@ from .kernels.backward_rows import rows_kernel
 logger = logging.getLogger(__name__)
 
 
+# said aloud because the compiler's own default changes in 3.10
+OPTIONS = {"num_warps": 4, "enable_fp_fusion": True}
+
+
 class Launch(NamedTuple):
     """One kernel with its grid and everything it is given."""
 
@@ -36,8 +40,8 @@ class Launch(NamedTuple):
     arguments: dict[str, Any]
 
     def run(self) -> None:
-        """Launch on the current stream of the current device; said aloud because Triton's default changes in 3.10."""
-        self.kernel[(self.programs,)](**self.arguments, num_warps=4, enable_fp_fusion=True)
+        """Launch on the current stream of the current device."""
+        self.kernel[(self.programs,)](**self.arguments, **OPTIONS)
 
 
 def backward(
@@ -102,12 +106,16 @@ def _portable_stats(problem: Problem, t: Tensors) -> Any:
 
 
 def statistics(problem: Problem, given: portable.Given) -> Any:
-    """[2, B * H, rows] shift and delta, rows padded to whole tiles of every kernel."""
-    planes = problem.B * problem.H
-    rows = cdiv(problem.M, configs.QUERIES) * configs.QUERIES
-    stats = torch.empty((2, planes, rows), dtype=torch.float32, device=given.lse.device)
+    """Shift and delta of every row."""
+    stats = empty_statistics(problem, given.lse.device)
     statistics_launch(problem, given, stats).run()
     return stats
+
+
+def empty_statistics(problem: Problem, device: Any) -> Any:
+    """[2, B * H, rows], rows padded to whole tiles of every kernel."""
+    rows = cdiv(problem.M, configs.QUERIES) * configs.QUERIES
+    return torch.empty((2, problem.B * problem.H, rows), dtype=torch.float32, device=device)
 
 
 def statistics_launch(problem: Problem, given: portable.Given, stats: Any) -> Launch:

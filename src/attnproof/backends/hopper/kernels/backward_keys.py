@@ -174,6 +174,23 @@ def keys_consumer(program, dk_desc, dv_desc, grad_scale, PART: gl.constexpr, EDG
 
 
 @gluon.jit
+def walk_queries(
+    first, M, N, left, right, group,
+    KEYS: gl.constexpr, BLOCK_M: gl.constexpr, GROUPED: gl.constexpr, BANDED: gl.constexpr,
+):  # fmt: skip
+    """Blocks of queries that see any of the keys from ``first`` on.
+
+    Neither end needs a mask: rows of keys past the end are never stored, and queries past the end have P = 0.
+    """
+    lo, full_lo, full_hi, hi = gl.to_tensor(0), 0, M, M
+    if BANDED:
+        last = gl.minimum(first + KEYS, N) - 1
+        lo, full_lo, full_hi, hi = query_interval(first, last, N - M, left, right, M)
+    start, full_start, full_stop, stop = cut_tiles(lo, full_lo, full_hi, hi, M, BLOCK_M, False)
+    return make_walk(start, full_start, full_stop, stop, (M + BLOCK_M - 1) // BLOCK_M, group, GROUPED)
+
+
+@gluon.jit
 def make_key_program(
     q_desc, k_desc, v_desc, do_desc, slopes, stride_slopeb, stride_slopeh,
     M, N, H, Hkv, left, right, n_slots, n_planes, together, scale, cap, unit,
@@ -181,7 +198,7 @@ def make_key_program(
     GROUPED: gl.constexpr, TOP_LEFT: gl.constexpr, BANDED: gl.constexpr,
     HAS_SOFTCAP: gl.constexpr, HAS_ALIBI: gl.constexpr,
 ):  # fmt: skip
-    """Place a program and lay out its shared memory. Keys past the end need no mask: their rows are never stored."""
+    """Place a program and lay out its shared memory."""
     slot, plane = place(gl.program_id(0), n_slots, n_planes, together, False)
     b = plane // Hkv
     group = H // Hkv
@@ -189,15 +206,7 @@ def make_key_program(
     right = band_right(right, offset, TOP_LEFT)
     KEYS: gl.constexpr = 64 * WARPGROUPS
     first = slot * KEYS
-    if BANDED:
-        last = gl.minimum(first + KEYS, N) - 1
-        lo, full_lo, full_hi, hi = query_interval(first, last, offset, left, right, M)
-    else:
-        lo, full_lo, full_hi, hi = 0, 0, M, M
-    start, full_start, full_stop, stop = cut_tiles(lo, full_lo, full_hi, hi, M, BLOCK_M, False)
-    walk = make_walk(
-        gl.to_tensor(start), full_start, full_stop, stop, (M + BLOCK_M - 1) // BLOCK_M, group, GROUPED
-    )
+    walk = walk_queries(first, M, N, left, right, group, KEYS, BLOCK_M, GROUPED, BANDED)
     score = Scoring(scale, cap, unit, offset, left, right, N, HAS_SOFTCAP, HAS_ALIBI, BANDED, False)
     k = gl.allocate_shared_memory(k_desc.dtype, [WARPGROUPS] + k_desc.block_type.shape, k_desc.layout)
     v = gl.allocate_shared_memory(v_desc.dtype, [WARPGROUPS] + v_desc.block_type.shape, v_desc.layout)

@@ -160,6 +160,17 @@ def queries_consumer(
 
 
 @gluon.jit
+def walk_keys(first, M, N, left, right, BLOCK_N: gl.constexpr, BANDED: gl.constexpr):
+    """Blocks of keys that any of the 128 queries from ``first`` on sees; a block that ends past the last key is an edge."""
+    lo, full_lo, full_hi, hi = gl.to_tensor(0), 0, N, N
+    if BANDED:
+        last = gl.minimum(first + 128, M) - 1
+        lo, full_lo, full_hi, hi = key_interval(first, last, N - M, left, right, N)
+    start, full_start, full_stop, stop = cut_tiles(lo, full_lo, full_hi, hi, N, BLOCK_N, True)
+    return make_walk(start, full_start, full_stop, stop, (N + BLOCK_N - 1) // BLOCK_N, 1, False)
+
+
+@gluon.jit
 def make_query_program(
     q_desc, k_desc, v_desc, do_desc, slopes, stride_slopeb, stride_slopeh,
     M, N, H, left, right, n_slots, n_planes, together, scale, cap, unit,
@@ -168,20 +179,14 @@ def make_query_program(
     BANDED: gl.constexpr, TAIL: gl.constexpr,
     HAS_SOFTCAP: gl.constexpr, HAS_ALIBI: gl.constexpr,
 ):  # fmt: skip
-    """Place a program and lay out its shared memory. Queries past the end need no mask: their rows are never stored."""
+    """Place a program and lay out its shared memory; rows of queries past the end are never stored."""
     slot, plane = place(gl.program_id(0), n_slots, n_planes, together, HEAVY_LAST)
     b = plane // H
     h = plane % H
     offset = N - M
     right = band_right(right, offset, TOP_LEFT)
     first = slot * 128
-    if BANDED:
-        last = gl.minimum(first + 128, M) - 1
-        lo, full_lo, full_hi, hi = key_interval(first, last, offset, left, right, N)
-    else:
-        lo, full_lo, full_hi, hi = 0, 0, N, N
-    start, full_start, full_stop, stop = cut_tiles(lo, full_lo, full_hi, hi, N, BLOCK_N, True)
-    walk = make_walk(gl.to_tensor(start), full_start, full_stop, stop, (N + BLOCK_N - 1) // BLOCK_N, 1, False)
+    walk = walk_keys(first, M, N, left, right, BLOCK_N, BANDED)
     score = Scoring(scale, cap, unit, offset, left, right, N, HAS_SOFTCAP, HAS_ALIBI, BANDED, TAIL)
     slope = gl.to_tensor(0.0)
     if HAS_ALIBI:

@@ -1,0 +1,74 @@
+"""Compile the kernels of the backward for a Hopper that is not here, from the launches that a call would make."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from triton.compiler import ASTSource
+from triton.compiler.compiler import compile as compile_source
+from triton.experimental.gluon._runtime import GluonASTSource, GluonJITFunction
+
+from ...problem import Problem, Tensors
+from . import backprop
+from .compat import TensorDescriptor
+from .offline import ALIGNED, TARGET
+
+TYPES: dict[Any, str] = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
+
+
+def launches(problem: Problem) -> list[backprop.Launch]:
+    """What the backward of a dense problem launches, on meta tensors: statistics, dk and dv, dq."""
+    dtype = getattr(torch, problem.dtype)
+
+    def empty(*shape: int, of: Any = dtype) -> Any:
+        return torch.empty(shape, dtype=of, device="meta")
+
+    q, k = (
+        empty(problem.B, problem.H, problem.M, problem.D),
+        empty(problem.B, problem.Hkv, problem.N, problem.D),
+    )
+    v, out = empty(problem.B, problem.Hkv, problem.N, problem.Dv), empty(*problem.out_shape)
+    slopes = empty(problem.B, problem.H, of=torch.float32) if problem.has_alibi else None
+    tensors = Tensors(q, k, v, alibi_slopes=slopes)
+    given = backprop.portable.Given(out, empty(*out.shape[:-1], of=torch.float32), out, None)
+    stats = backprop.empty_statistics(problem, q.device)
+    return [
+        backprop.statistics_launch(problem, given, stats),
+        backprop.keys(problem, tensors, stats, out, k, v),
+        backprop.queries(problem, tensors, stats, out, q),
+    ]
+
+
+def source(launch: backprop.Launch) -> Any:
+    """The kernel as a launch with aligned arrays would specialise it."""
+    signature: dict[str, str] = {}
+    constants: dict[tuple[int, ...], Any] = {}
+    attributes: dict[tuple[int, ...], Any] = {}
+    for index, parameter in enumerate(launch.kernel.params):
+        value, free = launch.arguments[parameter.name], parameter.do_not_specialize
+        kind = "constexpr" if parameter.is_constexpr else _type(value, free)
+        signature[parameter.name] = kind
+        if kind == "constexpr":
+            constants[(index,)] = value
+        elif kind.startswith("*") or (kind == "i32" and value % 16 == 0 and not free):
+            attributes[(index,)] = ALIGNED
+    make: Any = GluonASTSource if isinstance(launch.kernel, GluonJITFunction) else ASTSource
+    return make(launch.kernel, signature, constants, attributes)
+
+
+def _type(value: Any, free: bool) -> str:
+    """Triton's name for the type of an argument, "constexpr" where its value is compiled in."""
+    if isinstance(value, TensorDescriptor):
+        described: Any = value
+        return f"tensordesc<{TYPES[described.base.dtype]}{list(described.block_shape)},{described.layout!r}>"
+    if isinstance(value, torch.Tensor):
+        return "*" + TYPES[value.dtype]
+    if value is None or (type(value) is int and value == 1 and not free):
+        return "constexpr"
+    return "fp32" if isinstance(value, float) else "i32"
+
+
+def compile_launch(launch: backprop.Launch) -> Any:
+    """Triton's compiled kernel; no device is touched."""
+    return compile_source(source(launch), target=TARGET, options=dict(backprop.OPTIONS))

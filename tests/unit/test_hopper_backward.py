@@ -1,0 +1,213 @@
+"""Hopper's backward without a GPU: which blocks its kernels visit, and what the host gives them.
+
+The functions that place a program are device code; here their Python bodies run on integers, see ``plain``.
+"""
+
+from __future__ import annotations
+
+import logging
+import types
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("triton.experimental.gluon")
+
+from attnproof.backends.hopper import backprop, backward_configs, backward_offline  # noqa: E402
+from attnproof.backends.hopper.kernels import backward_keys, backward_pieces, backward_queries  # noqa: E402
+from attnproof.masks import BIG  # noqa: E402
+from attnproof.problem import Problem, Tensors  # noqa: E402
+
+BANDS = [
+    {},
+    {"right": 0},
+    {"top_left": True},
+    {"left": 100, "right": 0},
+    {"left": 77, "right": 33},
+    {"left": 0},
+    {"left": 300, "top_left": True},
+    {"right": -40},
+]
+SIZES = [(1, 1), (64, 128), (256, 256), (333, 201), (201, 333), (130, 700), (700, 130), (1, 300), (300, 1)]
+
+
+def plain(function: Any) -> Any:
+    """The Python body of a device function, on integers: what it calls likewise, ``gl`` and ``tl`` replaced."""
+    body = function.fn if hasattr(function, "fn") else function
+    arithmetic = types.SimpleNamespace(
+        minimum=min, maximum=max, where=lambda c, a, b: a if c else b, to_tensor=lambda x: x, constexpr=None
+    )
+    names = dict(body.__globals__)
+    for name in body.__code__.co_names:
+        value = names.get(name)
+        if name in ("gl", "tl"):
+            names[name] = arithmetic
+        elif name == "Walk":
+            names[name] = walk_of_integers
+        elif hasattr(value, "fn"):
+            names[name] = plain(value)
+    return types.FunctionType(body.__code__, names, body.__name__, body.__defaults__)
+
+
+def walk_of_integers(*fields: Any) -> Any:
+    names = ("start", "full_start", "full_stop", "n_full", "total", "edges", "last", "GROUPED")
+    return types.SimpleNamespace(**dict(zip(names, fields, strict=True)))
+
+
+def problem(**changes: Any) -> Problem:
+    given = {
+        **{"dtype": "bfloat16", "device": "cuda", "B": 1, "H": 2, "Hkv": 2, "M": 300, "N": 300},
+        **{"D": 128, "Dv": 128, "scale": 0.1},
+    }
+    return Problem(**(given | changes))
+
+
+def seen(p: Problem) -> np.ndarray[Any, Any]:
+    i, j = np.arange(p.M)[:, None], np.arange(p.N)[None, :]
+    distance = j - i - (p.N - p.M)
+    allowed = (distance >= -p.left) & (distance <= p.right)
+    return allowed & (j <= i) if p.top_left else allowed
+
+
+def visits(walk: Any, edges: bool) -> list[tuple[int, int, bool]]:
+    """(head of the group, tile, masked) of every step, in the order of the consumers' loops."""
+    unmasked = plain(backward_pieces.Walk.plain)(walk, edges)
+    at = plain(backward_pieces.Walk.at)
+    return [(*at(walk, i), edges and i >= unmasked) for i in range(walk.total)]
+
+
+def walk_of_keys(p: Problem, first: int, keys: int, block: int) -> Any:
+    offset = p.N - p.M
+    right = plain(backward_keys.band_right)(p.right, offset, p.top_left)
+    walk = plain(backward_keys.walk_queries)
+    return walk(first, p.M, p.N, p.left, right, p.G, keys, block, p.G > 1, backward_configs.banded(p))
+
+
+def walk_of_queries(p: Problem, first: int, block: int) -> Any:
+    offset = p.N - p.M
+    right = plain(backward_keys.band_right)(p.right, offset, p.top_left)
+    walk = plain(backward_queries.walk_keys)
+    return walk(first, p.M, p.N, p.left, right, block, backward_configs.banded(p))
+
+
+@pytest.mark.parametrize("band", BANDS, ids=str)
+@pytest.mark.parametrize(("M", "N"), SIZES)
+@pytest.mark.parametrize("width", [128, 256])
+@pytest.mark.parametrize("heads", [(2, 2), (6, 2)])
+def test_keys_meet_every_query_that_sees_them_once_and_unmasked_blocks_are_all_visible(
+    band: dict[str, Any], M: int, N: int, width: int, heads: tuple[int, int]
+) -> None:
+    """A block left out or visited twice is a wrong sum; an unmasked block with a hidden pair a leak of the future."""
+    H, Hkv = heads
+    p = problem(M=M, N=N, D=width, Dv=width, H=H, Hkv=Hkv, **band)
+    config, allowed = backward_configs.keys_config(p), seen(p)
+    block, keys = config.block_m, config.keys
+    for first in range(0, N, keys):
+        met = np.zeros((p.G, M, min(keys, N - first)), int)
+        steps = visits(walk_of_keys(p, first, keys, block), backward_configs.banded(p))
+        assert len(steps) > 0
+        for member, tile, masked in steps:
+            assert 0 <= tile * block < M
+            rows = slice(tile * block, min((tile + 1) * block, M))
+            visible = allowed[rows, first : first + keys]
+            assert masked or visible.all()
+            met[member, rows] += visible
+        assert (allowed[None, :, first : first + keys] == met).all()
+
+
+@pytest.mark.parametrize("band", BANDS, ids=str)
+@pytest.mark.parametrize(("M", "N"), SIZES)
+@pytest.mark.parametrize("width", [128, 256])
+def test_queries_meet_every_key_they_see_once_and_unmasked_blocks_are_all_visible(
+    band: dict[str, Any], M: int, N: int, width: int
+) -> None:
+    """As above for dq, where a key past the end must not enter a sum unmasked either."""
+    p = problem(M=M, N=N, D=width, Dv=width, **band)
+    block, allowed = backward_configs.queries_config(p).block_n, seen(p)
+    masks = backward_configs.banded(p) or N % block != 0
+    for first in range(0, M, backward_configs.QUERIES):
+        rows = slice(first, min(first + backward_configs.QUERIES, M))
+        met = np.zeros((rows.stop - rows.start, N), int)
+        steps = visits(walk_of_queries(p, first, block), masks)
+        assert len(steps) > 0
+        for _, tile, masked in steps:
+            assert 0 <= tile * block < N
+            keys = slice(tile * block, min((tile + 1) * block, N))
+            visible = allowed[rows, keys]
+            assert masked or (visible.all() and keys.stop - keys.start == block)
+            met[:, keys] += visible
+        assert (allowed[rows] == met).all()
+
+
+def test_padding_covers_every_row_that_a_block_can_touch() -> None:
+    """The kernels read row statistics without a test, so the last block's rows must exist."""
+    for M in (1, 63, 64, 65, 128, 129, 1000):
+        p = problem(M=M)
+        rows = backprop.empty_statistics(p, "meta").shape[2]
+        for block in (backward_configs.QUERIES, backward_configs.keys_config(p).block_m):
+            assert -(-M // block) * block <= rows
+            assert rows % block == 0
+        assert rows % backward_configs.ROWS == 0
+
+
+@pytest.mark.parametrize("width", [8, 64, 72, 128, 136, 256])
+def test_every_kernel_is_given_every_argument_it_has(width: int) -> None:
+    """A missing or unknown name would show only at the first launch, on a GPU."""
+    for more in ({}, {"has_alibi": True, "softcap": 5.0, "right": 0, "H": 4}):
+        for launch in backward_offline.launches(problem(D=width, Dv=width, **more)):
+            assert set(launch.kernel.arg_names) == set(launch.arguments)
+            assert launch.programs > 0
+
+
+class TestDeclines:
+    def tensors(self, p: Problem) -> tuple[Tensors, Any]:
+        q, k, v, dout = (
+            torch.zeros(p.B, heads, rows, width, dtype=torch.bfloat16)
+            for heads, rows, width in ((2, p.M, p.D), (2, p.N, p.D), (2, p.N, p.Dv), (2, p.M, p.Dv))
+        )
+        return Tensors(q, k, v), dout
+
+    def test_a_plain_call_is_not_declined(self) -> None:
+        p = problem()
+        assert backprop.declines(p, *self.tensors(p)) is None
+
+    @pytest.mark.parametrize(
+        ("changes", "words"),
+        [
+            ({"dtype": "float32"}, "got float32"),
+            ({"rows": "packed"}, "got packed"),
+            ({"has_keep": True}, "has no keep"),
+            ({"dropout_p": 0.5}, "has no dropout"),
+            ({"bias_shape": (1, 1, 1, 1)}, "has no bias"),
+        ],
+    )
+    def test_what_these_kernels_do_not_compute_is_named(self, changes: dict[str, Any], words: str) -> None:
+        p = problem(**changes)
+        assert words in (backprop.declines(p, *self.tensors(problem())) or "")
+
+    def test_a_gradient_that_came_in_by_broadcasting_is_declined(self) -> None:
+        """``out.sum().backward()`` hands back one number for every element."""
+        p = problem()
+        tensors, dout = self.tensors(p)
+        assert "dout" in (backprop.declines(p, tensors, dout[:, :1, :1, :1].expand_as(dout)) or "")
+
+    def test_an_input_whose_dense_gradient_cannot_be_described_is_declined(self) -> None:
+        p = problem(D=36, Dv=64)
+        tensors, dout = self.tensors(problem(Dv=64))
+        padded = torch.zeros(1, 2, 300, 40, dtype=torch.bfloat16)[..., :36]
+        reason = backprop.declines(p, tensors._replace(q=padded, k=padded), dout)
+        assert "dq" in (reason or "")
+
+    def test_it_is_said_once(self, caplog: pytest.LogCaptureFixture) -> None:
+        backprop.say.cache_clear()
+        with caplog.at_level(logging.WARNING):
+            backprop.say("a sentence")
+            backprop.say("a sentence")
+        assert ["a sentence"] == [record.message for record in caplog.records]
+
+
+def test_unbounded_sides_do_not_leave_32_bits() -> None:
+    """The kernels add band sides to positions in int32."""
+    assert BIG + 2 * 2**28 < 2**31
