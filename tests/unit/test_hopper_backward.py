@@ -79,17 +79,15 @@ def visits(walk: Any, edges: bool) -> list[tuple[int, int, bool]]:
 
 
 def walk_of_keys(p: Problem, first: int, keys: int, block: int) -> Any:
-    offset = p.N - p.M
-    right = plain(backward_keys.band_right)(p.right, offset, p.top_left)
     walk = plain(backward_keys.walk_queries)
-    return walk(first, p.M, p.N, p.left, right, p.G, keys, block, p.G > 1, backward_configs.banded(p))
+    return walk(
+        first, p.M, p.N, p.left, backprop.right_of(p), p.G, keys, block, p.G > 1, backward_configs.banded(p)
+    )
 
 
 def walk_of_queries(p: Problem, first: int, block: int) -> Any:
-    offset = p.N - p.M
-    right = plain(backward_keys.band_right)(p.right, offset, p.top_left)
     walk = plain(backward_queries.walk_keys)
-    return walk(first, p.M, p.N, p.left, right, block, backward_configs.banded(p))
+    return walk(first, p.M, p.N, p.left, backprop.right_of(p), block, backward_configs.banded(p))
 
 
 @pytest.mark.parametrize("band", BANDS, ids=str)

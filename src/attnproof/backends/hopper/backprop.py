@@ -134,6 +134,11 @@ def statistics_launch(problem: Problem, given: portable.Given, stats: Any) -> La
     return Launch(rows_kernel, slots * stats.shape[1], arguments)
 
 
+def right_of(problem: Problem) -> int:
+    """Right side of the band around i + N - M; ``j <= i`` is one more bound on it."""
+    return min(problem.right, problem.M - problem.N) if problem.top_left else problem.right
+
+
 def _factors(problem: Problem) -> dict[str, float]:
     """Of the gradients of q and k, and what ``Scoring`` multiplies by."""
     scale, cap = float(problem.scale), float(problem.softcap)
@@ -150,7 +155,7 @@ def _shared(problem: Problem, t: Tensors, stats: Any, registers: tuple[int, int]
         "slopes": t.alibi_slopes,
         **args.strides("slope", t.alibi_slopes, "bh"),
         **{"M": problem.M, "N": problem.N, "H": problem.H, "Hkv": problem.Hkv},
-        **{"left": problem.left, "right": problem.right, "TOP_LEFT": problem.top_left},
+        **{"left": problem.left, "right": right_of(problem)},
         **_factors(problem),
         "BANDED": configs.banded(problem),
         "HAS_SOFTCAP": problem.softcap != 0.0,

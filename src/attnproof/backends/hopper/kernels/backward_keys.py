@@ -7,7 +7,7 @@ S^T of the next block is started behind the block's last product and waited for 
 Mirror: ``backends/triton/kernels/backward.dkdv_kernel``.
 """
 
-from ...triton.kernels.pieces import band_right, cut_tiles, query_interval
+from ...triton.kernels.pieces import cut_tiles, query_interval
 from ..compat import (
     aggregate,
     fence_async_shared,
@@ -195,7 +195,7 @@ def make_key_program(
     q_desc, k_desc, v_desc, do_desc, slopes, stride_slopeb, stride_slopeh,
     M, N, H, Hkv, left, right, n_slots, n_planes, together, scale, cap, unit,
     WARPGROUPS: gl.constexpr, BLOCK_M: gl.constexpr, STAGES: gl.constexpr, WIDTH: gl.constexpr,
-    GROUPED: gl.constexpr, TOP_LEFT: gl.constexpr, BANDED: gl.constexpr,
+    GROUPED: gl.constexpr, BANDED: gl.constexpr,
     HAS_SOFTCAP: gl.constexpr, HAS_ALIBI: gl.constexpr,
 ):  # fmt: skip
     """Place a program and lay out its shared memory."""
@@ -203,7 +203,6 @@ def make_key_program(
     b = plane // Hkv
     group = H // Hkv
     offset = N - M
-    right = band_right(right, offset, TOP_LEFT)
     KEYS: gl.constexpr = 64 * WARPGROUPS
     first = slot * KEYS
     walk = walk_queries(first, M, N, left, right, group, KEYS, BLOCK_M, GROUPED, BANDED)
@@ -231,7 +230,7 @@ def dkdv_kernel(
     stride_stat, stride_slopeb, stride_slopeh,
     M, N, H, Hkv, left, right, n_slots, n_planes, together, grad_scale, scale, cap, unit,
     BLOCK_M: gl.constexpr, STAGES: gl.constexpr, WIDTH: gl.constexpr, GROUPED: gl.constexpr,
-    TOP_LEFT: gl.constexpr, BANDED: gl.constexpr,
+    BANDED: gl.constexpr,
     HAS_SOFTCAP: gl.constexpr, HAS_ALIBI: gl.constexpr,
     CONSUMER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
 ):  # fmt: skip
@@ -247,7 +246,7 @@ def dkdv_kernel(
     program = make_key_program(
         q_desc, k_desc, v_desc, do_desc, slopes, stride_slopeb, stride_slopeh,
         M, N, H, Hkv, left, right, n_slots, n_planes, together, scale, cap, unit,
-        2, BLOCK_M, STAGES, WIDTH, GROUPED, TOP_LEFT, BANDED, HAS_SOFTCAP, HAS_ALIBI,
+        2, BLOCK_M, STAGES, WIDTH, GROUPED, BANDED, HAS_SOFTCAP, HAS_ALIBI,
     )  # fmt: skip
     gl.warp_specialize(
         [

@@ -6,7 +6,7 @@ With ``PIPELINED`` S of the next block is started behind the block's last produc
 Mirror: ``backends/triton/kernels/backward.dq_kernel``.
 """
 
-from ...triton.kernels.pieces import band_right, cut_tiles, key_interval
+from ...triton.kernels.pieces import cut_tiles, key_interval
 from ..compat import aggregate, fence_async_shared, gl, gluon, mbarrier, tma_load, warpgroup_mma_wait
 from .backward_pieces import (
     Ring,
@@ -175,7 +175,7 @@ def make_query_program(
     q_desc, k_desc, v_desc, do_desc, slopes, stride_slopeb, stride_slopeh,
     M, N, H, left, right, n_slots, n_planes, together, scale, cap, unit,
     BLOCK_N: gl.constexpr, K_STAGES: gl.constexpr, V_STAGES: gl.constexpr, WIDTH: gl.constexpr,
-    PIPELINED: gl.constexpr, HEAVY_LAST: gl.constexpr, TOP_LEFT: gl.constexpr,
+    PIPELINED: gl.constexpr, HEAVY_LAST: gl.constexpr,
     BANDED: gl.constexpr, TAIL: gl.constexpr,
     HAS_SOFTCAP: gl.constexpr, HAS_ALIBI: gl.constexpr,
 ):  # fmt: skip
@@ -184,7 +184,6 @@ def make_query_program(
     b = plane // H
     h = plane % H
     offset = N - M
-    right = band_right(right, offset, TOP_LEFT)
     first = slot * 128
     walk = walk_keys(first, M, N, left, right, BLOCK_N, BANDED)
     score = Scoring(scale, cap, unit, offset, left, right, N, HAS_SOFTCAP, HAS_ALIBI, BANDED, TAIL)
@@ -211,7 +210,7 @@ def dq_kernel(
     stride_stat, stride_slopeb, stride_slopeh,
     M, N, H, Hkv, left, right, n_slots, n_planes, together, grad_scale, scale, cap, unit,
     BLOCK_N: gl.constexpr, K_STAGES: gl.constexpr, V_STAGES: gl.constexpr, WIDTH: gl.constexpr,
-    PIPELINED: gl.constexpr, HEAVY_LAST: gl.constexpr, TOP_LEFT: gl.constexpr,
+    PIPELINED: gl.constexpr, HEAVY_LAST: gl.constexpr,
     BANDED: gl.constexpr, TAIL: gl.constexpr,
     HAS_SOFTCAP: gl.constexpr, HAS_ALIBI: gl.constexpr,
     CONSUMER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
@@ -228,7 +227,7 @@ def dq_kernel(
     program = make_query_program(
         q_desc, k_desc, v_desc, do_desc, slopes, stride_slopeb, stride_slopeh,
         M, N, H, left, right, n_slots, n_planes, together, scale, cap, unit,
-        BLOCK_N, K_STAGES, V_STAGES, WIDTH, PIPELINED, HEAVY_LAST, TOP_LEFT, BANDED, TAIL,
+        BLOCK_N, K_STAGES, V_STAGES, WIDTH, PIPELINED, HEAVY_LAST, BANDED, TAIL,
         HAS_SOFTCAP, HAS_ALIBI,
     )  # fmt: skip
     kv_head = program.h // (H // Hkv)
