@@ -81,6 +81,8 @@ def key_tiles(first, M, N, left, right, C: gl.constexpr):
         full_hi = gl.maximum(gl.minimum(first + offset + right + 1, N), 0)
     past = (N + C.block_n - 1) // C.block_n
     dead = hi <= lo
+    if C.has_left and C.has_right:
+        dead = dead | (left + right < 0)  # what is left of a window behind a top-left corner
     start = gl.where(dead, past, lo // C.block_n)
     stop = gl.where(dead, past + 1, (hi + C.block_n - 1) // C.block_n)
     full_start = gl.minimum(gl.maximum((full_lo + C.block_n - 1) // C.block_n, start), stop)
