@@ -12,7 +12,7 @@ import triton
 import triton.language.core as core
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gluon_language
-from triton.experimental.gluon.language.nvidia import hopper
+from triton.experimental.gluon.language.nvidia import ampere, hopper
 from triton.experimental.gluon.nvidia import hopper as host
 
 # types of their own would only hide that device code has none
@@ -27,10 +27,16 @@ aggregate: Any = getattr(gl, "aggregate", None) or core._aggregate  # pyright: i
 tma_load: Any = getattr(hopper.tma, "async_load", None) or hopper.tma.async_copy_global_to_shared
 tma_store: Any = getattr(hopper.tma, "async_store", None) or hopper.tma.async_copy_shared_to_global
 tma_store_wait: Any = hopper.tma.store_wait
+copy_load: Any = (
+    getattr(ampere.async_copy, "async_load", None) or ampere.async_copy.async_copy_global_to_shared
+)
+copy_arrive: Any = ampere.async_copy.mbarrier_arrive
 
 __all__ = [
     "TensorDescriptor",
     "aggregate",
+    "copy_arrive",
+    "copy_load",
     "fence_async_shared",
     "gl",
     "gluon",

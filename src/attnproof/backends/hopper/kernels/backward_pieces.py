@@ -5,11 +5,11 @@ arrival, and the bytes) and an ``empty`` barrier (one arrival per warpgroup that
 Mirror: ``backends/triton/kernels/pieces``, whose scalar pieces are used as they are.
 """
 
-from triton.experimental.gluon.language.nvidia.ampere import async_copy
-
 from ...triton.kernels.pieces import distance, in_band, tile_number
 from ..compat import (
     aggregate,
+    copy_arrive,
+    copy_load,
     fence_async_shared,
     gl,
     gluon,
@@ -92,11 +92,9 @@ class Rows:
         self.ring.acquire(i)
         lanes: gl.constexpr = gl.BlockedLayout([ROWS // 32], [32], [1], [0])
         stage = i % self.ring.STAGES
-        async_copy.async_copy_global_to_shared(
-            self.stat.index(stage), numbers + row + gl.arange(0, ROWS, lanes)
-        )
+        copy_load(self.stat.index(stage), numbers + row + gl.arange(0, ROWS, lanes))
         # the barrier's phase stays open until these copies have landed, and then for the tile's bytes
-        async_copy.mbarrier_arrive(self.ring.full.index(stage))
+        copy_arrive(self.ring.full.index(stage))
         self.ring.load(i, desc, b, h, row)
 
     @gluon.jit
