@@ -33,12 +33,29 @@ BANDS = [
 SIZES = [(1, 1), (64, 128), (256, 256), (333, 201), (201, 333), (130, 700), (700, 130), (1, 300), (300, 1)]
 
 
-def plain(function: Any) -> Any:
-    """The Python body of a device function, on integers: what it calls likewise, ``gl`` and ``tl`` replaced."""
+class Tile(np.ndarray[Any, Any]):
+    """An array with the method by which device code converts."""
+
+    def to(self, dtype: Any) -> Tile:
+        return self.astype(dtype)
+
+
+INTEGERS = types.SimpleNamespace(
+    minimum=min, maximum=max, where=lambda c, a, b: a if c else b, to_tensor=lambda x: x, constexpr=None
+)
+ARRAYS = types.SimpleNamespace(
+    minimum=np.minimum,
+    maximum=np.maximum,
+    where=np.where,
+    exp2=np.exp2,
+    float32=np.float32,
+    constexpr=None,
+)
+
+
+def plain(function: Any, arithmetic: Any = INTEGERS) -> Any:
+    """The Python body of a device function: what it calls likewise, ``gl`` and ``tl`` replaced."""
     body = function.fn if hasattr(function, "fn") else function
-    arithmetic = types.SimpleNamespace(
-        minimum=min, maximum=max, where=lambda c, a, b: a if c else b, to_tensor=lambda x: x, constexpr=None
-    )
     names = dict(body.__globals__)
     for name in body.__code__.co_names:
         value = names.get(name)
@@ -47,7 +64,9 @@ def plain(function: Any) -> Any:
         elif name == "Walk":
             names[name] = walk_of_integers
         elif hasattr(value, "fn"):
-            names[name] = plain(value)
+            names[name] = plain(value, arithmetic)
+        elif name == "LOG2E":
+            names[name] = value.value
     return types.FunctionType(body.__code__, names, body.__name__, body.__defaults__)
 
 
@@ -137,6 +156,58 @@ def test_queries_meet_every_key_they_see_once_and_unmasked_blocks_are_all_visibl
             assert masked or (visible.all() and keys.stop - keys.start == block)
             met[:, keys] += visible
         assert (allowed[rows] == met).all()
+
+
+@pytest.mark.parametrize("band", BANDS, ids=str)
+@pytest.mark.parametrize("keys_are_rows", [False, True])
+@pytest.mark.parametrize("alibi", [False, True])
+@pytest.mark.parametrize("softcap", [0.0, 2.0])
+def test_weights_are_those_of_the_definition_whichever_side_is_the_rows(
+    band: dict[str, Any], keys_are_rows: bool, alibi: bool, softcap: float
+) -> None:
+    """P, and P times the derivative of softcap, of an edge tile that ends past the last key."""
+    p = problem(M=48, N=40, scale=-0.3, softcap=softcap, has_alibi=alibi, **band)
+    rng = np.random.default_rng(0)
+    raw, lse, slope = rng.standard_normal((48, 64)), rng.standard_normal(48), 0.25
+    i, j = np.arange(48), np.arange(64)
+    factors, right = backprop.factors(p), backprop.right_of(p)
+    score = types.SimpleNamespace(
+        scale=factors["scale"],
+        cap=factors["cap"],
+        unit=factors["unit"],
+        below=right if keys_are_rows else p.left,
+        above=p.left if keys_are_rows else right,
+        last=p.N - 1,
+        HAS_SOFTCAP=softcap > 0,
+        HAS_ALIBI=alibi,
+        HAS_BELOW=(right if keys_are_rows else p.left) < BIG,
+        HAS_ABOVE=(p.left if keys_are_rows else right) < BIG,
+        HAS_LAST=not keys_are_rows,
+    )
+    score.hide = types.MethodType(plain(backward_pieces.Scoring.hide, ARRAYS), score)
+    weigh = types.MethodType(plain(backward_pieces.Scoring.weigh, ARRAYS), score)
+    shift = lse * np.log2(np.e)
+    if keys_are_rows:
+        got = weigh(raw.T, shift[None, :], (j - (p.N - p.M)).view(Tile), i.view(Tile), slope, True)
+        got = [x.T[:, : p.N] for x in got]
+    else:
+        got = [
+            x[:, : p.N]
+            for x in weigh(raw, shift[:, None], (i + p.N - p.M).view(Tile), j.view(Tile), slope, True)
+        ]
+        assert not weigh(raw, shift[:, None], (i + p.N - p.M).view(Tile), j.view(Tile), slope, True)[0][
+            :, p.N :
+        ].any()
+    s = p.scale * raw[:, : p.N]
+    derivative = np.ones_like(s)
+    if softcap:
+        derivative = 1 - np.tanh(s / softcap) ** 2
+        s = softcap * np.tanh(s / softcap)
+    if alibi:
+        s = s - slope * abs(i[:, None] + p.N - p.M - j[None, : p.N])
+    weight = np.where(seen(p), np.exp(s - lse[:, None]), 0)
+    assert np.allclose(weight, got[0], rtol=1e-6, atol=0)
+    assert np.allclose(weight * derivative, got[1], rtol=1e-6, atol=1e-9)
 
 
 def test_padding_covers_every_row_that_a_block_can_touch() -> None:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ...masks import BIG
 from ...problem import Grads, Problem, Tensors
 from ..triton import arguments as args
 from ..triton import backprop as portable
@@ -139,7 +140,7 @@ def right_of(problem: Problem) -> int:
     return min(problem.right, problem.M - problem.N) if problem.top_left else problem.right
 
 
-def _factors(problem: Problem) -> dict[str, float]:
+def factors(problem: Problem) -> dict[str, float]:
     """Of the gradients of q and k, and what ``Scoring`` multiplies by."""
     scale, cap = float(problem.scale), float(problem.softcap)
     unit = LOG2E
@@ -156,8 +157,8 @@ def _shared(problem: Problem, t: Tensors, stats: Any, registers: tuple[int, int]
         **args.strides("slope", t.alibi_slopes, "bh"),
         **{"M": problem.M, "N": problem.N, "H": problem.H, "Hkv": problem.Hkv},
         **{"left": problem.left, "right": right_of(problem)},
-        **_factors(problem),
-        "BANDED": configs.banded(problem),
+        **factors(problem),
+        **{"HAS_LEFT": problem.left < BIG, "HAS_RIGHT": right_of(problem) < BIG},
         "HAS_SOFTCAP": problem.softcap != 0.0,
         "HAS_ALIBI": problem.has_alibi,
         "WIDTH": configs.padded(problem),

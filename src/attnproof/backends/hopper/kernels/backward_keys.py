@@ -52,13 +52,14 @@ class KeyProgram:
     kv_head: gl.tensor
     group: gl.tensor
     first: gl.tensor  # first key
+    offset: gl.tensor  # of the keys against the queries
     BLOCK_M: gl.constexpr
     WIDTH: gl.constexpr
 
     @gluon.constexpr_function
     def __init__(
         self, q, dout, k, v, ready, walk, score, slopes, stride_slopeb, stride_slopeh, b, kv_head, group,
-        first, BLOCK_M, WIDTH,
+        first, offset, BLOCK_M, WIDTH,
     ):  # fmt: skip
         self.q = q
         self.dout = dout
@@ -74,6 +75,7 @@ class KeyProgram:
         self.kv_head = kv_head
         self.group = group
         self.first = first
+        self.offset = offset
         self.BLOCK_M = gl.constexpr(BLOCK_M)
         self.WIDTH = gl.constexpr(WIDTH)
 
@@ -82,14 +84,14 @@ class KeyProgram:
         """(P^T, what multiplies dP^T - delta) of the step's S^T, for the 64 keys of part ``PART``."""
         layout: gl.constexpr = s.type.layout
         member, tile = self.walk.at(i)
-        rows = tile * self.BLOCK_M + gl.arange(0, self.BLOCK_M, gl.SliceLayout(0, layout))
-        keys = self.first + PART * 64 + gl.arange(0, 64, gl.SliceLayout(1, layout))
+        queries = tile * self.BLOCK_M + gl.arange(0, self.BLOCK_M, gl.SliceLayout(0, layout))
+        center = self.first - self.offset + PART * 64 + gl.arange(0, 64, gl.SliceLayout(1, layout))
         slope = 0.0
         if self.score.HAS_ALIBI:
             h = self.kv_head * self.group + member
             slope = gl.load(self.slopes + self.b * self.stride_slopeb + h * self.stride_slopeh)
         shift = self.q.numbers(i, gl.SliceLayout(0, layout))
-        return self.score.weigh(s, shift[None, :], rows[None, :], keys[:, None], slope, EDGE)
+        return self.score.weigh(s, shift[None, :], center, queries, slope, EDGE)
 
 
 @gluon.jit
@@ -195,7 +197,7 @@ def make_key_program(
     q_desc, k_desc, v_desc, do_desc, slopes, stride_slopeb, stride_slopeh,
     M, N, H, Hkv, left, right, n_slots, n_planes, together, scale, cap, unit,
     WARPGROUPS: gl.constexpr, BLOCK_M: gl.constexpr, STAGES: gl.constexpr, WIDTH: gl.constexpr,
-    GROUPED: gl.constexpr, BANDED: gl.constexpr,
+    GROUPED: gl.constexpr, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr,
     HAS_SOFTCAP: gl.constexpr, HAS_ALIBI: gl.constexpr,
 ):  # fmt: skip
     """Place a program and lay out its shared memory."""
@@ -205,8 +207,8 @@ def make_key_program(
     offset = N - M
     KEYS: gl.constexpr = 64 * WARPGROUPS
     first = slot * KEYS
-    walk = walk_queries(first, M, N, left, right, group, KEYS, BLOCK_M, GROUPED, BANDED)
-    score = Scoring(scale, cap, unit, offset, left, right, N, HAS_SOFTCAP, HAS_ALIBI, BANDED, False)
+    walk = walk_queries(first, M, N, left, right, group, KEYS, BLOCK_M, GROUPED, HAS_LEFT or HAS_RIGHT)
+    score = Scoring(scale, cap, unit, right, left, M, HAS_SOFTCAP, HAS_ALIBI, HAS_RIGHT, HAS_LEFT, False)
     k = gl.allocate_shared_memory(k_desc.dtype, [WARPGROUPS] + k_desc.block_type.shape, k_desc.layout)
     v = gl.allocate_shared_memory(v_desc.dtype, [WARPGROUPS] + v_desc.block_type.shape, v_desc.layout)
     ready = allocate_barriers(1, 1).index(0)
@@ -215,7 +217,7 @@ def make_key_program(
     fence_async_shared()
     return KeyProgram(
         q, dout, k, v, ready, walk, score, slopes, stride_slopeb, stride_slopeh,
-        b, plane % Hkv, group, first, BLOCK_M, WIDTH,
+        b, plane % Hkv, group, first, offset, BLOCK_M, WIDTH,
     )  # fmt: skip
 
 
@@ -230,7 +232,7 @@ def dkdv_kernel(
     stride_stat, stride_slopeb, stride_slopeh,
     M, N, H, Hkv, left, right, n_slots, n_planes, together, grad_scale, scale, cap, unit,
     BLOCK_M: gl.constexpr, STAGES: gl.constexpr, WIDTH: gl.constexpr, GROUPED: gl.constexpr,
-    BANDED: gl.constexpr,
+    HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr,
     HAS_SOFTCAP: gl.constexpr, HAS_ALIBI: gl.constexpr,
     CONSUMER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
 ):  # fmt: skip
@@ -246,12 +248,12 @@ def dkdv_kernel(
     program = make_key_program(
         q_desc, k_desc, v_desc, do_desc, slopes, stride_slopeb, stride_slopeh,
         M, N, H, Hkv, left, right, n_slots, n_planes, together, scale, cap, unit,
-        2, BLOCK_M, STAGES, WIDTH, GROUPED, BANDED, HAS_SOFTCAP, HAS_ALIBI,
+        2, BLOCK_M, STAGES, WIDTH, GROUPED, HAS_LEFT, HAS_RIGHT, HAS_SOFTCAP, HAS_ALIBI,
     )  # fmt: skip
     gl.warp_specialize(
         [
-            (keys_consumer, (program, dk_desc, dv_desc, grad_scale, 0, BANDED)),
-            (keys_consumer, (program, dk_desc, dv_desc, grad_scale, 1, BANDED)),
+            (keys_consumer, (program, dk_desc, dv_desc, grad_scale, 0, HAS_LEFT or HAS_RIGHT)),
+            (keys_consumer, (program, dk_desc, dv_desc, grad_scale, 1, HAS_LEFT or HAS_RIGHT)),
             (keys_producer, (program, q_desc, k_desc, v_desc, do_desc, shift, delta, stride_stat, H, 2)),
         ],
         [4, 1],

@@ -176,7 +176,7 @@ def dkdv_split_kernel(
     M, N, H, Hkv, left, right, n_slots, n_planes, together, grad_scale, scale, cap, unit,
     BLOCK_M: gl.constexpr, STAGES: gl.constexpr, SLOTS: gl.constexpr, P_LAYOUT: gl.constexpr,
     WIDTH: gl.constexpr, GROUPED: gl.constexpr,
-    BANDED: gl.constexpr,
+    HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr,
     HAS_SOFTCAP: gl.constexpr, HAS_ALIBI: gl.constexpr,
     CONSUMER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
 ):  # fmt: skip
@@ -192,14 +192,14 @@ def dkdv_split_kernel(
     program = make_key_program(
         q_desc, k_desc, v_desc, do_desc, slopes, stride_slopeb, stride_slopeh,
         M, N, H, Hkv, left, right, n_slots, n_planes, together, scale, cap, unit,
-        1, BLOCK_M, STAGES, WIDTH, GROUPED, BANDED, HAS_SOFTCAP, HAS_ALIBI,
+        1, BLOCK_M, STAGES, WIDTH, GROUPED, HAS_LEFT, HAS_RIGHT, HAS_SOFTCAP, HAS_ALIBI,
     )  # fmt: skip
     split = SplitProgram(
         program, gl.allocate_shared_memory(gl.float32, [SLOTS, 64, BLOCK_M], P_LAYOUT), SLOTS
     )
     gl.warp_specialize(
         [
-            (values_consumer, (split, dv_desc, BANDED)),
+            (values_consumer, (split, dv_desc, HAS_LEFT or HAS_RIGHT)),
             (keys_half_consumer, (split, dk_desc, grad_scale)),
             (keys_producer, (program, q_desc, k_desc, v_desc, do_desc, shift, delta, stride_stat, H, 1)),
         ],

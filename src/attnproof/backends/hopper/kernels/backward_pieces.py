@@ -5,7 +5,7 @@ arrival, and the bytes) and an ``empty`` barrier (one arrival per warpgroup that
 Mirror: ``backends/triton/kernels/pieces``, whose scalar pieces are used as they are.
 """
 
-from ...triton.kernels.pieces import distance, in_band, tile_number
+from ...triton.kernels.pieces import tile_number
 from ..compat import (
     aggregate,
     copy_arrive,
@@ -178,58 +178,67 @@ class Scoring:
 
     Raw products times ``scale`` are natural logits, or with softcap ratios of ``cap``; ``unit`` turns what is left to
     the exponent into octaves: raw products or ratios, natural logits where ALiBi is added to them.
+
+    Either side may be the rows of a tile. The ``center`` of a row is the column at distance 0 (column j is centered at
+    query j - offset, query i at key i + offset); columns from ``below`` under it to ``above`` over it are seen, none
+    past ``last``.
     """
 
     scale: gl.tensor
     cap: gl.tensor
     unit: gl.tensor
-    offset: gl.tensor
-    left: gl.tensor
-    right: gl.tensor
-    n_keys: gl.tensor
+    below: gl.tensor
+    above: gl.tensor
+    last: gl.tensor
     HAS_SOFTCAP: gl.constexpr
     HAS_ALIBI: gl.constexpr
-    BANDED: gl.constexpr
-    TAIL: gl.constexpr
+    HAS_BELOW: gl.constexpr
+    HAS_ABOVE: gl.constexpr
+    HAS_LAST: gl.constexpr
 
     @gluon.constexpr_function
-    def __init__(self, scale, cap, unit, offset, left, right, n_keys, HAS_SOFTCAP, HAS_ALIBI, BANDED, TAIL):
+    def __init__(
+        self, scale, cap, unit, below, above, last, HAS_SOFTCAP, HAS_ALIBI, HAS_BELOW, HAS_ABOVE, HAS_LAST
+    ):
         self.scale = scale
         self.cap = cap
         self.unit = unit
-        self.offset = offset
-        self.left = left
-        self.right = right
-        self.n_keys = n_keys
+        self.below = below
+        self.above = above
+        self.last = last
         self.HAS_SOFTCAP = gl.constexpr(HAS_SOFTCAP)
         self.HAS_ALIBI = gl.constexpr(HAS_ALIBI)
-        self.BANDED = gl.constexpr(BANDED)
-        self.TAIL = gl.constexpr(TAIL)
+        self.HAS_BELOW = gl.constexpr(HAS_BELOW)
+        self.HAS_ABOVE = gl.constexpr(HAS_ABOVE)
+        self.HAS_LAST = gl.constexpr(HAS_LAST)
 
     @gluon.jit
-    def visible(self, i, j):
-        """Which pairs of an edge tile may attend; ``TAIL`` where keys past the end would reach a sum."""
-        if self.BANDED:
-            allowed = in_band(i, j, self.offset, self.left, self.right)
-            if self.TAIL:
-                allowed = allowed & (j < self.n_keys)
-        else:
-            allowed = j + 0 * i < self.n_keys
-        return allowed
+    def hide(self, p, center, columns):
+        """P of an edge tile, 0 where a pair may not attend; limits are per row, so that a pair costs a comparison."""
+        if self.HAS_ABOVE or self.HAS_LAST:
+            high = center + self.above
+            if self.HAS_LAST:
+                high = gl.minimum(high, self.last)
+            p = gl.where(columns[None, :] <= high[:, None], p, 0.0)
+        if self.HAS_BELOW:
+            low = center - self.below
+            p = gl.where(columns[None, :] >= low[:, None], p, 0.0)
+        return p
 
     @gluon.jit
-    def weigh(self, s, shift, i, j, slope, EDGE: gl.constexpr):
+    def weigh(self, s, shift, center, columns, slope, EDGE: gl.constexpr):
         """(P, P times the derivative of softcap) of raw products, ``shift`` being lse in octaves, +inf for dead rows."""
         ratio = s  # unused without softcap
         if self.HAS_SOFTCAP:
             ratio = tanh(s * self.scale)
             s = ratio
         if self.HAS_ALIBI:
-            s = s * (self.cap if self.HAS_SOFTCAP else self.scale) - slope * distance(i, j, self.offset)
+            away = (columns[None, :] - center[:, None]).to(gl.float32)
+            s = s * (self.cap if self.HAS_SOFTCAP else self.scale) - slope * gl.maximum(away, -away)
         p = gl.exp2(s * self.unit - shift)
         if EDGE:
             # not -inf into the exponent: a masked score may be NaN, and the scale negative
-            p = gl.where(self.visible(i, j), p, 0.0)
+            p = self.hide(p, center, columns)
         weight = p
         if self.HAS_SOFTCAP:
             weight = p * (1.0 - ratio * ratio)

@@ -38,12 +38,15 @@ class QueryProgram:
     b: gl.tensor
     h: gl.tensor
     first: gl.tensor  # first query
+    offset: gl.tensor  # of the keys against the queries
     BLOCK_N: gl.constexpr
     WIDTH: gl.constexpr
     PIPELINED: gl.constexpr
 
     @gluon.constexpr_function
-    def __init__(self, q, dout, k, v, ready, walk, score, slope, b, h, first, BLOCK_N, WIDTH, PIPELINED):
+    def __init__(
+        self, q, dout, k, v, ready, walk, score, slope, b, h, first, offset, BLOCK_N, WIDTH, PIPELINED
+    ):
         self.q = q
         self.dout = dout
         self.k = k
@@ -55,6 +58,7 @@ class QueryProgram:
         self.b = b
         self.h = h
         self.first = first
+        self.offset = offset
         self.BLOCK_N = gl.constexpr(BLOCK_N)
         self.WIDTH = gl.constexpr(WIDTH)
         self.PIPELINED = gl.constexpr(PIPELINED)
@@ -107,11 +111,9 @@ def queries_step(program, i, s, dq, shift, delta, PART: gl.constexpr, EDGE: gl.c
     if not program.PIPELINED:
         s = warpgroup_mma_wait(1, deps=(s_now,))
     _, tile = program.walk.at(i)
-    rows = program.rows(PART, gl.SliceLayout(1, layout))
+    center = program.rows(PART, gl.SliceLayout(1, layout)) + program.offset
     keys = tile * BLOCK_N + gl.arange(0, BLOCK_N, gl.SliceLayout(0, layout))
-    _, weight = program.score.weigh(
-        s, shift[:, None], rows[:, None], keys[None, :], program.slope, EDGE
-    )  # [64, BLOCK_N]
+    _, weight = program.score.weigh(s, shift[:, None], center, keys, program.slope, EDGE)  # [64, BLOCK_N]
     dp = warpgroup_mma_wait(0, deps=(dp_next,))  # [64, BLOCK_N]
     program.v.release(i)
     ds = weight * (dp - delta[:, None])
@@ -176,7 +178,7 @@ def make_query_program(
     M, N, H, left, right, n_slots, n_planes, together, scale, cap, unit,
     BLOCK_N: gl.constexpr, K_STAGES: gl.constexpr, V_STAGES: gl.constexpr, WIDTH: gl.constexpr,
     PIPELINED: gl.constexpr, HEAVY_LAST: gl.constexpr,
-    BANDED: gl.constexpr, TAIL: gl.constexpr,
+    HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, TAIL: gl.constexpr,
     HAS_SOFTCAP: gl.constexpr, HAS_ALIBI: gl.constexpr,
 ):  # fmt: skip
     """Place a program and lay out its shared memory; rows of queries past the end are never stored."""
@@ -185,8 +187,8 @@ def make_query_program(
     h = plane % H
     offset = N - M
     first = slot * 128
-    walk = walk_keys(first, M, N, left, right, BLOCK_N, BANDED)
-    score = Scoring(scale, cap, unit, offset, left, right, N, HAS_SOFTCAP, HAS_ALIBI, BANDED, TAIL)
+    walk = walk_keys(first, M, N, left, right, BLOCK_N, HAS_LEFT or HAS_RIGHT)
+    score = Scoring(scale, cap, unit, left, right, N - 1, HAS_SOFTCAP, HAS_ALIBI, HAS_LEFT, HAS_RIGHT, TAIL)
     slope = gl.to_tensor(0.0)
     if HAS_ALIBI:
         slope = gl.load(slopes + b * stride_slopeb + h * stride_slopeh)
@@ -196,7 +198,9 @@ def make_query_program(
     k = make_ring(k_desc, K_STAGES, 2)
     v = make_ring(v_desc, V_STAGES, 2)
     fence_async_shared()
-    return QueryProgram(q, dout, k, v, ready, walk, score, slope, b, h, first, BLOCK_N, WIDTH, PIPELINED)
+    return QueryProgram(
+        q, dout, k, v, ready, walk, score, slope, b, h, first, offset, BLOCK_N, WIDTH, PIPELINED
+    )
 
 
 @gluon.jit(
@@ -211,7 +215,7 @@ def dq_kernel(
     M, N, H, Hkv, left, right, n_slots, n_planes, together, grad_scale, scale, cap, unit,
     BLOCK_N: gl.constexpr, K_STAGES: gl.constexpr, V_STAGES: gl.constexpr, WIDTH: gl.constexpr,
     PIPELINED: gl.constexpr, HEAVY_LAST: gl.constexpr,
-    BANDED: gl.constexpr, TAIL: gl.constexpr,
+    HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, TAIL: gl.constexpr,
     HAS_SOFTCAP: gl.constexpr, HAS_ALIBI: gl.constexpr,
     CONSUMER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
 ):  # fmt: skip
@@ -227,7 +231,7 @@ def dq_kernel(
     program = make_query_program(
         q_desc, k_desc, v_desc, do_desc, slopes, stride_slopeb, stride_slopeh,
         M, N, H, left, right, n_slots, n_planes, together, scale, cap, unit,
-        BLOCK_N, K_STAGES, V_STAGES, WIDTH, PIPELINED, HEAVY_LAST, BANDED, TAIL,
+        BLOCK_N, K_STAGES, V_STAGES, WIDTH, PIPELINED, HEAVY_LAST, HAS_LEFT, HAS_RIGHT, TAIL,
         HAS_SOFTCAP, HAS_ALIBI,
     )  # fmt: skip
     kv_head = program.h // (H // Hkv)
@@ -235,11 +239,31 @@ def dq_kernel(
         [
             (
                 queries_consumer,
-                (program, dq_desc, shift, delta, stride_stat, H, grad_scale, 0, BANDED or TAIL),
+                (
+                    program,
+                    dq_desc,
+                    shift,
+                    delta,
+                    stride_stat,
+                    H,
+                    grad_scale,
+                    0,
+                    HAS_LEFT or HAS_RIGHT or TAIL,
+                ),
             ),
             (
                 queries_consumer,
-                (program, dq_desc, shift, delta, stride_stat, H, grad_scale, 1, BANDED or TAIL),
+                (
+                    program,
+                    dq_desc,
+                    shift,
+                    delta,
+                    stride_stat,
+                    H,
+                    grad_scale,
+                    1,
+                    HAS_LEFT or HAS_RIGHT or TAIL,
+                ),
             ),
             (queries_producer, (program, q_desc, k_desc, v_desc, do_desc, kv_head)),
         ],
