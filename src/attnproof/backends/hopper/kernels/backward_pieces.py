@@ -246,6 +246,20 @@ class Scoring:
 
 
 @gluon.jit
+def afresh(index, i, WIDTH: gl.constexpr):
+    """``index``, at the widest tiles in a way that the compiler takes to depend on step ``i``.
+
+    It would otherwise compute the operand descriptors of every matrix instruction on a buffer once, ahead of the loop,
+    and keep them in registers that are not there: dq at head dim 256 spilled 1232 bytes, and spills 20 this way.
+    """
+    if WIDTH > 128:
+        index += gl.inline_asm_elementwise(
+            "and.b32 $0, $1, 0;", "=r,r", [gl.to_tensor(i)], gl.int32, is_pure=False, pack=1
+        )
+    return index
+
+
+@gluon.jit
 def accumulators(COLUMNS: gl.constexpr):
     """Zeros [64, COLUMNS] as one warpgroup's products accumulate them."""
     return gl.zeros([64, COLUMNS], gl.float32, product_layout(COLUMNS))
