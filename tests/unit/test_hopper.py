@@ -329,11 +329,8 @@ def test_nan_and_infinity_reach_their_own_row(value: float) -> None:
 
 def test_streams_and_captured_launches_do_not_share_counters(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two launches that draw from one pair skip tiles of both."""
-    state = {"capturing": False, "stream": 1}
-    cuda = SimpleNamespace(
-        is_current_stream_capturing=lambda: state["capturing"],
-        current_stream=lambda device: SimpleNamespace(cuda_stream=state["stream"]),
-    )
+    state = {"capturing": False}
+    cuda = SimpleNamespace(is_current_stream_capturing=lambda: state["capturing"])
     zeros = torch.zeros
     monkeypatch.setattr(
         counters,
@@ -343,15 +340,14 @@ def test_streams_and_captured_launches_do_not_share_counters(monkeypatch: pytest
     monkeypatch.setattr(counters, "_slabs", {})
     monkeypatch.setattr(counters, "_of_stream", {})
     state["capturing"] = True
-    early = counters.pair(0)
+    early = counters.pair(0, 1)
     state["capturing"] = False
     found = [early]
     for stream in (1, 2):
-        state["stream"] = stream
-        found.append(counters.pair(0))
-        assert found[-1] is counters.pair(0)
+        found.append(counters.pair(0, stream))
+        assert found[-1] is counters.pair(0, stream)
     state["capturing"] = True
-    found += [counters.pair(0) for _ in range(3)]
+    found += [counters.pair(0, 1) for _ in range(3)]
     assert len({x.data_ptr() for x in found}) == len(found)
     assert all(x.numel() >= 2 and not x.any() for x in found)
 
