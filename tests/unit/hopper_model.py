@@ -30,13 +30,6 @@ GL = SimpleNamespace(
 )
 
 
-class Float(np.ndarray):
-    """A float32 array with the conversion that device tensors have."""
-
-    def to(self, dtype: Any) -> Any:
-        return self.astype(dtype)
-
-
 def _plain(value: Any) -> Any:
     return value.value if isinstance(value, gl.constexpr) else value
 
@@ -49,4 +42,9 @@ def load(module: Any = pieces) -> SimpleNamespace:
         raw = getattr(x, "fn", None)
         if isinstance(raw, FunctionType) and at != "rows_layout":
             names[at] = FunctionType(raw.__code__, names, at)
+    # these two are machine instructions
+    names["show_below"] = lambda s, j, limit: np.where(j[None, :] < limit[:, None], s, -np.inf)
+    names["show_between"] = lambda s, j, floor, limit: np.where(
+        (j[None, :] >= floor[:, None]) & (j[None, :] < limit[:, None]), s, -np.inf
+    )
     return SimpleNamespace(**names)

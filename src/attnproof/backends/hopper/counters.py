@@ -19,14 +19,14 @@ _of_stream: dict[tuple[int, int], Any] = {}
 _turns = itertools.count()
 
 
-def pair(device: int) -> Any:
+def pair(device: int, stream: int) -> Any:
     """Counters for a launch on the current stream of a device, int32 [2]."""
     if torch.cuda.is_current_stream_capturing():
         if device not in _slabs:
             # nothing may be kept from a graph's own memory; its zeros are part of the graph
             return torch.zeros(2, dtype=torch.int32, device=f"cuda:{device}")
         return _slabs[device][next(_turns) % PAIRS]
-    key = (device, torch.cuda.current_stream(device).cuda_stream)
+    key = (device, stream)
     found = _of_stream.get(key)
     if found is None:
         if device not in _slabs:

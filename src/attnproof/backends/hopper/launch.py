@@ -7,6 +7,7 @@ kernel did not compile (newer versions of Triton may change Gluon).
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,23 +19,28 @@ from ..triton.compat import multiprocessors
 from ..triton.launch import empty_out
 from ..triton.registry import device_of
 from . import arguments as args
-from . import backprop, configs, counters, device
+from . import backprop, configs, counters, device, launcher
 from .kernels.forward import forward_kernel
 
 logger = logging.getLogger(__name__)
 MAX_PLANS = 4096  # a runaway of shapes must not hold memory for ever
 # said aloud because the compiler's own default changes in 3.10
 OPTIONS = {"num_warps": 4, "enable_fp_fusion": True}
+POINTERS = 4  # lse, counter, slopes, sink
 
 
-@dataclass(frozen=True)
+@dataclass
 class Plan:
-    """What the structure of a call decides; ``elsewhere`` is why ``triton`` serves it, if so."""
+    """What the structure of a call decides; ``elsewhere`` is why ``triton`` serves it, if so.
+
+    ``fast`` launches without Triton's help, once Triton has compiled and launched the kernel.
+    """
 
     facts: configs.Facts
     programs: int
     numbers: tuple[Any, ...]
     elsewhere: str = ""
+    fast: Callable[..., None] | None = None
 
 
 _plans: dict[Any, Plan] = {}
@@ -93,7 +99,7 @@ def plan_of(problem: Problem, tensors: Tensors) -> Plan:
         (q.data_ptr() | k.data_ptr() | v.data_ptr()) % args.ALIGNMENT,
         q.get_device(),
         None if slopes is None else (slopes.shape, slopes.stride()),
-        None if sink is None else sink.stride(),
+        None if sink is None else (sink.dtype, sink.stride()),
     )
     found = _plans.get(key)
     if found is None:
@@ -123,22 +129,23 @@ def say(sentence: str) -> None:
 
 
 def run(plan: Plan, tensors: Tensors, out: Any, lse: Any) -> None:
-    """Launch on the current stream."""
+    """Launch on the current stream of the current device."""
     q, k, v = tensors[:3]
     # what a kernel does not have it never reads, and lse is as good an address as any
     slopes, sink = (lse if x is None else x for x in (tensors.alibi_slopes, tensors.sink))
-    counter = counters.pair(q.get_device()) if plan.facts.dynamic else lse
+    index = q.get_device()
+    stream = torch._C._cuda_getCurrentRawStream(index)
+    counter = counters.pair(index, stream) if plan.facts.dynamic else lse
+    if plan.fast is not None:
+        addresses = [x.data_ptr() for x in (q, k, v, out, lse, counter, slopes, sink)]
+        plan.fast(stream, *addresses)
+        return
     kernel: Any = forward_kernel
-    kernel[(plan.programs,)](
-        *args.descriptors(plan.facts, q, k, v, out),
-        lse,
-        counter,
-        slopes,
-        sink,
-        *plan.numbers,
-        C=plan.facts,
-        **OPTIONS,
+    descriptors = args.descriptors(plan.facts, q, k, v, out)
+    compiled = kernel[(plan.programs,)](
+        *descriptors, lse, counter, slopes, sink, *plan.numbers, C=plan.facts, **OPTIONS
     )
+    plan.fast = launcher.adopt(compiled, plan.programs, descriptors, POINTERS, plan.numbers)
 
 
 def fill_without_keys(lse: Any, sink: Any) -> Any:

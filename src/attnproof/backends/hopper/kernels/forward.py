@@ -57,11 +57,12 @@ def softmax(
 ):
     """``weights`` of raw products of this warpgroup with tile ``number`` of the keys."""
     i = tile.first + WARPGROUP * 64 + gl.arange(0, 64, rows_layout(C.block_n))
-    j = number * C.block_n + gl.arange(0, C.block_n, columns_layout(C.block_n))
+    columns = gl.arange(0, C.block_n, columns_layout(C.block_n))
+    first = number * C.block_n
     offset = sizes.N - sizes.M
-    s = logits(s, i, j, offset, factors.scale, factors.cap, slope, C)
+    s = logits(s, i + (offset - first), columns, factors.scale, factors.cap, slope, C)
     if MASKED:
-        s = hide(s, i, j, sizes.N, offset, sizes.left, sizes.right, C)
+        s = hide(s, i, columns, first, sizes.N, offset, sizes.left, sizes.right, C)
     return weights(s, m, factors.unit, factors.wide_unit)
 
 

@@ -107,16 +107,46 @@ def place(tile, n_slots, n_planes, together, HEAVY_LAST: gl.constexpr):
 
 
 @gluon.jit
-def hide(s, i, j, N, offset, left, right, C: gl.constexpr):
-    """Scores with -inf where query ``i`` does not see key ``j``."""
+def show_below(s, j, limit):
+    """s where ``j < limit``, else -inf.
+
+    Written as two instructions per pair, because the compiler makes all comparisons of a tile first, and then packs and
+    unpacks predicates that it has no room for, at twice the cost.
+    """
+    return gl.inline_asm_elementwise(
+        "{ .reg .pred p; setp.lt.s32 p, $2, $3; selp.f32 $0, $1, 0fFF800000, p; }",
+        "=f,f,r,r",
+        [s, j[None, :], limit[:, None]],
+        gl.float32,
+        is_pure=True,
+        pack=1,
+    )
+
+
+@gluon.jit
+def show_between(s, j, floor, limit):
+    """s where ``floor <= j < limit``, else -inf."""
+    return gl.inline_asm_elementwise(
+        "{ .reg .pred p; setp.lt.s32 p, $2, $4; setp.ge.and.s32 p, $2, $3, p; selp.f32 $0, $1, 0fFF800000, p; }",
+        "=f,f,r,r,r",
+        [s, j[None, :], floor[:, None], limit[:, None]],
+        gl.float32,
+        is_pure=True,
+        pack=1,
+    )
+
+
+@gluon.jit
+def hide(s, i, columns, first, N, offset, left, right, C: gl.constexpr):
+    """Scores with -inf where query ``i`` does not see key ``first + columns``."""
+    limit = i * 0 + (N - first)
     if C.has_right:
-        limit = gl.minimum(i + (offset + right + 1), N)
-        seen = j[None, :] < limit[:, None]
-    else:
-        seen = (j < N)[None, :] & (i >= 0)[:, None]
+        limit = gl.minimum(i + (offset + right + 1 - first), limit)
     if C.has_left:
-        seen = seen & (j[None, :] >= (i + (offset - left))[:, None])
-    return gl.where(seen, s, -INF)
+        s = show_between(s, columns, i + (offset - left - first), limit)
+    else:
+        s = show_below(s, columns, limit)
+    return s
 
 
 # ---- scores ----
@@ -139,10 +169,11 @@ def tanh(x):
 
 
 @gluon.jit
-def logits(s, i, j, offset, scale, cap, slope, C: gl.constexpr):
+def logits(s, own, columns, scale, cap, slope, C: gl.constexpr):
     """Raw products in the order of the semantics, in units that ``scale`` (and ``cap``) leave to the exponent.
 
-    Folded: raw products, or capped ratios tanh(scale s / cap). Else natural logits.
+    Folded: raw products, or capped ratios tanh(scale s / cap). Else natural logits. ``own`` is the key in the corner of
+    each row, ``columns`` are the keys, both counted from the tile's first one.
     """
     if C.has_softcap:
         s = tanh(s * scale)
@@ -151,7 +182,7 @@ def logits(s, i, j, offset, scale, cap, slope, C: gl.constexpr):
     elif not C.fold:
         s = s * scale
     if C.has_alibi:
-        ahead = (i + offset).to(gl.float32)[:, None] - j.to(gl.float32)[None, :]
+        ahead = own.to(gl.float32)[:, None] - columns.to(gl.float32)[None, :]
         s = s - slope * gl.maximum(ahead, -ahead)
     return s
 
