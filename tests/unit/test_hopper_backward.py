@@ -15,7 +15,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton.experimental.gluon")
 
-from attnproof.backends.hopper import backprop, backward_configs, backward_offline  # noqa: E402
+from attnproof.backends.hopper import backprop, backward_configs, backward_launches, backward_offline  # noqa: E402
 from attnproof.backends.hopper.kernels import backward_keys, backward_pieces, backward_queries  # noqa: E402
 from attnproof.masks import BIG  # noqa: E402
 from attnproof.problem import Problem, Tensors  # noqa: E402
@@ -100,13 +100,22 @@ def visits(walk: Any, edges: bool) -> list[tuple[int, int, bool]]:
 def walk_of_keys(p: Problem, first: int, keys: int, block: int) -> Any:
     walk = plain(backward_keys.walk_queries)
     return walk(
-        first, p.M, p.N, p.left, backprop.right_of(p), p.G, keys, block, p.G > 1, backward_configs.banded(p)
+        first,
+        p.M,
+        p.N,
+        p.left,
+        backward_launches.right_of(p),
+        p.G,
+        keys,
+        block,
+        p.G > 1,
+        backward_configs.banded(p),
     )
 
 
 def walk_of_queries(p: Problem, first: int, block: int) -> Any:
     walk = plain(backward_queries.walk_keys)
-    return walk(first, p.M, p.N, p.left, backprop.right_of(p), block, backward_configs.banded(p))
+    return walk(first, p.M, p.N, p.left, backward_launches.right_of(p), block, backward_configs.banded(p))
 
 
 @pytest.mark.parametrize("band", BANDS, ids=str)
@@ -170,7 +179,7 @@ def test_weights_are_those_of_the_definition_whichever_side_is_the_rows(
     rng = np.random.default_rng(0)
     raw, lse, slope = rng.standard_normal((48, 64)), rng.standard_normal(48), 0.25
     i, j = np.arange(48), np.arange(64)
-    factors, right = backprop.factors(p), backprop.right_of(p)
+    factors, right = backward_launches.factors(p), backward_launches.right_of(p)
     score = types.SimpleNamespace(
         scale=factors["scale"],
         cap=factors["cap"],
@@ -214,7 +223,7 @@ def test_padding_covers_every_row_that_a_block_can_touch() -> None:
     """The kernels read row statistics without a test, so the last block's rows must exist."""
     for M in (1, 63, 64, 65, 128, 129, 1000):
         p = problem(M=M)
-        rows = backprop.empty_statistics(p, "meta").shape[2]
+        rows = backward_launches.empty_statistics(p, "meta").shape[2]
         for block in (backward_configs.QUERIES, backward_configs.keys_config(p).block_m):
             assert -(-M // block) * block <= rows
             assert rows % block == 0
@@ -280,3 +289,44 @@ class TestDeclines:
 def test_unbounded_sides_do_not_leave_32_bits() -> None:
     """The kernels add band sides to positions in int32."""
     assert BIG + 2 * 2**28 < 2**31
+
+
+@pytest.mark.parametrize("more", [{}, {"has_alibi": True, "right": 0, "H": 4}], ids=str)
+def test_parameters_come_in_the_order_that_the_launcher_passes_them(more: dict[str, Any]) -> None:
+    """Descriptors, then addresses, then numbers: another order would be read as garbage on the GPU."""
+    for width in (64, 256):
+        for launch in backward_offline.launches(problem(D=width, Dv=width, **more)):
+            passed = [launch.arguments[at.name] for at in launch.kernel.params if not launch.compiled_in(at)]
+            kinds = [2 if isinstance(x, (int, float)) else int(isinstance(x, torch.Tensor)) for x in passed]
+            assert sorted(kinds) == kinds
+
+
+def test_a_second_call_of_a_structure_launches_with_the_new_addresses(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A kept launch with old addresses would write into memory that belongs to somebody else by now."""
+    p = problem(H=4, has_alibi=True)
+    sent: list[tuple[int, ...]] = []
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: 7, raising=False)
+    monkeypatch.setattr(backward_launches.Launch, "run", lambda self: "compiled")
+    monkeypatch.setattr(
+        backward_launches.Launch,
+        "adopt",
+        lambda self, compiled: lambda stream, *at: sent.append((stream, *at)),
+    )
+    q, k, v, out, dout = (torch.zeros(1, heads, 300, 128, dtype=torch.bfloat16) for heads in (4, 2, 2, 4, 4))
+    lse = torch.zeros(1, 4, 300)
+    tensors = Tensors(q, k, v, alibi_slopes=torch.zeros(1, 4))
+    backprop._routes.clear()
+    for _ in range(2):
+        got = backprop.backward(p, tensors, out, lse, dout, None, frozenset("qkv"))
+    assert 3 == len(sent)
+    rows, queries, keys = sent
+    assert (7, out.data_ptr(), dout.data_ptr(), lse.data_ptr()) == rows[:4]
+    shift, delta = rows[4:]
+    assert delta - shift == 4 * 384 * 4
+    slopes = tensors.alibi_slopes.data_ptr()
+    inputs = (7, q.data_ptr(), k.data_ptr(), v.data_ptr(), dout.data_ptr())
+    assert (*inputs, got.dq.data_ptr(), shift, delta, slopes) == queries
+    assert (*inputs, got.dk.data_ptr(), got.dv.data_ptr(), shift, delta, slopes) == keys
+    backprop._routes.clear()

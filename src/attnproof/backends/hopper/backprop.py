@@ -8,54 +8,79 @@ from __future__ import annotations
 
 import functools
 import logging
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
-from ...masks import BIG
 from ...problem import Grads, Problem, Tensors
 from ..triton import arguments as args
 from ..triton import backprop as portable
 from ..triton import launch as portable_launch
 from ..triton import registry
+from ..triton.backprop import Given
 from . import backward_configs as configs
-from .arguments import LOG2E, cdiv, descriptor, undescribable
-from .compat import gl
-from .kernels.backward_keys import dkdv_kernel
-from .kernels.backward_keys_split import dkdv_split_kernel
-from .kernels.backward_queries import dq_kernel
-from .kernels.backward_rows import rows_kernel
+from . import backward_launches as launches
+from .arguments import ALIGNMENT, undescribable
+from .backward_launches import Launch
 
 logger = logging.getLogger(__name__)
 
 
-# said aloud because the compiler's own default changes in 3.10
-OPTIONS = {"num_warps": 4, "enable_fp_fusion": True}
+MAX_ROUTES = 4096  # a runaway of shapes must not hold memory for ever
 
 
-class Launch(NamedTuple):
-    """One kernel with its grid and everything it is given."""
+@dataclass
+class Route:
+    """What the structure of a call decides: why ``triton`` serves it, if so, and how its kernels are launched again."""
 
-    kernel: Any
-    programs: int
-    arguments: dict[str, Any]
+    elsewhere: str | None
+    fast: dict[str, Callable[..., None]] = field(default_factory=lambda: {})
 
-    def run(self) -> None:
-        """Launch on the current stream of the current device."""
-        self.kernel[(self.programs,)](**self.arguments, **OPTIONS)
+    def send(self, name: str, device: int, addresses: tuple[int, ...], build: Callable[[], Launch]) -> None:
+        """Launch on the current stream; described and through Triton only the first time."""
+        fast = self.fast.get(name)
+        if fast is not None:
+            fast(torch._C._cuda_getCurrentRawStream(device), *addresses)
+            return
+        launch = build()
+        fast = launch.adopt(launch.run())
+        if fast is not None:
+            self.fast[name] = fast
+
+
+_routes: dict[Any, Route] = {}
 
 
 def backward(
     problem: Problem, tensors: Tensors, out: Any, lse: Any, dout: Any, dlse: Any, needs: frozenset[str]
 ) -> Grads:
     """See ``backends.Backend``."""
-    reason = declines(problem, tensors, dout)
-    if reason is not None:
-        say(f"hopper: {reason}; triton serves such gradients")
+    given = Given(out, lse, dout, dlse)
+    route = route_of(problem, tensors, given)
+    if route.elsewhere is not None:
         return portable_launch.backward(problem, tensors, out, lse, dout, dlse, needs)
     tensors = tensors.expand(problem)
     with registry.device_of(tensors.q):
-        return _run(problem, tensors, portable.Given(out, lse, dout, dlse), needs)
+        return _run(route, problem, tensors, given, needs)
+
+
+def route_of(problem: Problem, tensors: Tensors, given: Given) -> Route:
+    """The route of this structure, made when it is new; everything that Triton specialises on is in the key."""
+    slopes = tensors.alibi_slopes
+    arrays = (*tensors[:3], given.dout, given.out, given.lse, given.dlse, slopes)
+    facts = [None if x is None else (x.stride(), x.data_ptr() % ALIGNMENT == 0) for x in arrays]
+    key = (problem, tensors.q.get_device(), None if slopes is None else slopes.shape, *facts)
+    route = _routes.get(key)
+    if route is None:
+        if len(_routes) >= MAX_ROUTES:
+            _routes.clear()
+        reason = declines(problem, tensors, given.dout)
+        if reason is not None:
+            say(f"hopper: {reason}; triton serves such gradients")
+        route = _routes[key] = Route(reason)
+    return route
 
 
 @functools.cache
@@ -83,18 +108,16 @@ def declines(problem: Problem, tensors: Tensors, dout: Any) -> str | None:
     return undescribable(q=q, k=k, v=v, dout=dout, **like)
 
 
-def _run(problem: Problem, t: Tensors, given: portable.Given, needs: frozenset[str]) -> Grads:
+def _run(route: Route, problem: Problem, t: Tensors, given: Given, needs: frozenset[str]) -> Grads:
     dq = dk = dv = dalibi = dsink = None
-    stats = statistics(problem, given) if needs & {"q", "k", "v"} else None
+    stats = statistics(route, problem, given) if needs & {"q", "k", "v"} else None
     if "alibi_slopes" in needs and problem.has_alibi:
         scratch = _portable_stats(problem, t)
         dq, dalibi = portable.queries_pass(problem, t, given, scratch, make_stats=True, slopes=True)
     elif "q" in needs:
-        dq = torch.empty_like(t.q)
-        queries(problem, t, stats, given.dout, dq).run()
+        dq = queries(route, problem, t, stats, given.dout)
     if needs & {"k", "v"}:
-        dk, dv = torch.empty_like(t.k), torch.empty_like(t.v)
-        keys(problem, t, stats, given.dout, dk, dv).run()
+        dk, dv = keys(route, problem, t, stats, given.dout)
     if "sink" in needs and problem.has_sink:
         dsink = portable.stats_alone(problem, t, given, _portable_stats(problem, t), True)
     asked = {"q": dq, "k": dk, "v": dv}
@@ -106,107 +129,34 @@ def _portable_stats(problem: Problem, t: Tensors) -> Any:
     return torch.empty(args.stats_shape(problem), dtype=torch.float32, device=t.q.device)
 
 
-def statistics(problem: Problem, given: portable.Given) -> Any:
+def _addresses(described: tuple[Any, ...], stats: Any, slopes: Any) -> tuple[int, ...]:
+    shift = stats.data_ptr()
+    more = () if slopes is None else (slopes.data_ptr(),)
+    return (*(x.data_ptr() for x in described), shift, shift + stats.stride(0) * stats.element_size(), *more)
+
+
+def statistics(route: Route, problem: Problem, given: Given) -> Any:
     """Shift and delta of every row."""
-    stats = empty_statistics(problem, given.lse.device)
-    statistics_launch(problem, given, stats).run()
+    stats = launches.empty_statistics(problem, given.lse.device)
+    read = [x for x in (given.out, given.dout, given.lse, given.dlse) if x is not None]
+    addresses = _addresses(tuple(read), stats, None)
+    route.send("rows", stats.get_device(), addresses, lambda: launches.statistics(problem, given, stats))
     return stats
 
 
-def empty_statistics(problem: Problem, device: Any) -> Any:
-    """[2, B * H, rows], rows padded to whole tiles of every kernel."""
-    rows = cdiv(problem.M, configs.QUERIES) * configs.QUERIES
-    return torch.empty((2, problem.B * problem.H, rows), dtype=torch.float32, device=device)
+def keys(route: Route, problem: Problem, t: Tensors, stats: Any, dout: Any) -> tuple[Any, Any]:
+    """(dk, dv)."""
+    dk, dv = torch.empty_like(t.k), torch.empty_like(t.v)
+    addresses = _addresses((t.q, t.k, t.v, dout, dk, dv), stats, t.alibi_slopes)
+    build = functools.partial(launches.keys, problem, t, stats, dout, dk, dv)
+    route.send("keys", dk.get_device(), addresses, build)
+    return dk, dv
 
 
-def statistics_launch(problem: Problem, given: portable.Given, stats: Any) -> Launch:
-    """The launch of ``rows_kernel``."""
-    slots = stats.shape[2] // configs.ROWS
-    arguments = {
-        **{"out": given.out, "dout": given.dout, "lse": given.lse, "dlse": given.dlse},
-        **{"shift": stats[0], "delta": stats[1], "stride_stat": stats.stride(1)},
-        **args.strides("o", given.out, "bhmd"),
-        **args.strides("do", given.dout, "bhmd"),
-        **args.strides("dlse", given.dlse, "bhm"),
-        **{"n_rows": problem.M, "H": problem.H, "n_slots": slots},
-        **{"DV": problem.Dv, "BLOCK_DV": configs.padded(problem), "BLOCK_M": configs.ROWS},
-        "HAS_DLSE": given.dlse is not None,
-    }
-    return Launch(rows_kernel, slots * stats.shape[1], arguments)
-
-
-def right_of(problem: Problem) -> int:
-    """Right side of the band around i + N - M; ``j <= i`` is one more bound on it."""
-    return min(problem.right, problem.M - problem.N) if problem.top_left else problem.right
-
-
-def factors(problem: Problem) -> dict[str, float]:
-    """Of the gradients of q and k, and what ``Scoring`` multiplies by."""
-    scale, cap = float(problem.scale), float(problem.softcap)
-    unit = LOG2E
-    if not problem.has_alibi:
-        unit *= cap or scale
-    return {"grad_scale": scale, "scale": scale / cap if cap else scale, "cap": cap, "unit": unit}
-
-
-def _shared(problem: Problem, t: Tensors, stats: Any, registers: tuple[int, int]) -> dict[str, Any]:
-    """Arguments that both kernels take."""
-    return {
-        **{"shift": stats[0], "delta": stats[1], "stride_stat": stats.stride(1)},
-        "slopes": t.alibi_slopes,
-        **args.strides("slope", t.alibi_slopes, "bh"),
-        **{"M": problem.M, "N": problem.N, "H": problem.H, "Hkv": problem.Hkv},
-        **{"left": problem.left, "right": right_of(problem)},
-        **factors(problem),
-        **{"HAS_LEFT": problem.left < BIG, "HAS_RIGHT": right_of(problem) < BIG},
-        "HAS_SOFTCAP": problem.softcap != 0.0,
-        "HAS_ALIBI": problem.has_alibi,
-        "WIDTH": configs.padded(problem),
-        **{"CONSUMER_REGISTERS": registers[0], "PRODUCER_REGISTERS": registers[1]},
-    }
-
-
-def _grid(problem: Problem, slots: int, planes: int) -> dict[str, int]:
-    return {"n_slots": slots, "n_planes": planes, "together": configs.together(problem, planes)}
-
-
-def keys(problem: Problem, t: Tensors, stats: Any, dout: Any, dk: Any, dv: Any) -> Launch:
-    """The launch that fills dk and dv."""
-    config, width = configs.keys_config(problem), configs.padded(problem)
-    slots, planes = cdiv(problem.N, config.keys), problem.B * problem.Hkv
-    arguments = {
-        **_shared(problem, t, stats, config.registers),
-        **_grid(problem, slots, planes),
-        **{
-            "q_desc": descriptor(t.q, config.block_m, width),
-            "do_desc": descriptor(dout, config.block_m, width),
-        },
-        **{"k_desc": descriptor(t.k, 64, width), "v_desc": descriptor(t.v, 64, width)},
-        **{"dk_desc": descriptor(dk, 64, width), "dv_desc": descriptor(dv, 64, width)},
-        **{"BLOCK_M": config.block_m, "STAGES": config.stages, "GROUPED": problem.G > 1},
-    }
-    if config.slots == 0:
-        return Launch(dkdv_kernel, slots * planes, arguments)
-    layout = gl.NVMMASharedLayout.get_default_for([64, config.block_m], gl.float32)
-    return Launch(dkdv_split_kernel, slots * planes, {**arguments, "SLOTS": config.slots, "P_LAYOUT": layout})
-
-
-def queries(problem: Problem, t: Tensors, stats: Any, dout: Any, dq: Any) -> Launch:
-    """The launch that fills dq."""
-    config, width = configs.queries_config(problem), configs.padded(problem)
-    slots, planes = cdiv(problem.M, configs.QUERIES), problem.B * problem.H
-    arguments = {
-        **_shared(problem, t, stats, config.registers),
-        **_grid(problem, slots, planes),
-        **{"q_desc": descriptor(t.q, 64, width), "do_desc": descriptor(dout, 64, width)},
-        **{
-            "k_desc": descriptor(t.k, config.block_n, width),
-            "v_desc": descriptor(t.v, config.block_n, width),
-        },
-        "dq_desc": descriptor(dq, 64, width),
-        **{"BLOCK_N": config.block_n, "K_STAGES": config.k_stages, "V_STAGES": config.v_stages},
-        "PIPELINED": config.pipelined,
-        "HEAVY_LAST": args.heavy_last(problem),
-        "TAIL": problem.N % config.block_n != 0,
-    }
-    return Launch(dq_kernel, slots * planes, arguments)
+def queries(route: Route, problem: Problem, t: Tensors, stats: Any, dout: Any) -> Any:
+    """dq."""
+    dq = torch.empty_like(t.q)
+    addresses = _addresses((t.q, t.k, t.v, dout, dq), stats, t.alibi_slopes)
+    build = functools.partial(launches.queries, problem, t, stats, dout, dq)
+    route.send("queries", dq.get_device(), addresses, build)
+    return dq

@@ -10,14 +10,16 @@ from triton.compiler.compiler import compile as compile_source
 from triton.experimental.gluon._runtime import GluonASTSource, GluonJITFunction
 
 from ...problem import Problem, Tensors
-from . import backprop
+from ..triton.backprop import Given
+from . import backward_launches
+from .backward_launches import OPTIONS, Launch
 from .compat import TensorDescriptor
 from .offline import ALIGNED, TARGET
 
 TYPES: dict[Any, str] = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 
 
-def launches(problem: Problem) -> list[backprop.Launch]:
+def launches(problem: Problem) -> list[Launch]:
     """What the backward of a dense problem launches, on meta tensors: statistics, dk and dv, dq."""
     dtype = getattr(torch, problem.dtype)
 
@@ -31,44 +33,42 @@ def launches(problem: Problem) -> list[backprop.Launch]:
     v, out = empty(problem.B, problem.Hkv, problem.N, problem.Dv), empty(*problem.out_shape)
     slopes = empty(problem.B, problem.H, of=torch.float32) if problem.has_alibi else None
     tensors = Tensors(q, k, v, alibi_slopes=slopes)
-    given = backprop.portable.Given(out, empty(*out.shape[:-1], of=torch.float32), out, None)
-    stats = backprop.empty_statistics(problem, q.device)
+    given = Given(out, empty(*out.shape[:-1], of=torch.float32), out, None)
+    stats = backward_launches.empty_statistics(problem, q.device)
     return [
-        backprop.statistics_launch(problem, given, stats),
-        backprop.keys(problem, tensors, stats, out, k, v),
-        backprop.queries(problem, tensors, stats, out, q),
+        backward_launches.statistics(problem, given, stats),
+        backward_launches.keys(problem, tensors, stats, out, k, v),
+        backward_launches.queries(problem, tensors, stats, out, q),
     ]
 
 
-def source(launch: backprop.Launch) -> Any:
+def source(launch: Launch) -> Any:
     """The kernel as a launch with aligned arrays would specialise it."""
     signature: dict[str, str] = {}
     constants: dict[tuple[int, ...], Any] = {}
     attributes: dict[tuple[int, ...], Any] = {}
     for index, parameter in enumerate(launch.kernel.params):
-        value, free = launch.arguments[parameter.name], parameter.do_not_specialize
-        kind = "constexpr" if parameter.is_constexpr else _type(value, free)
+        value = launch.arguments[parameter.name]
+        kind = "constexpr" if launch.compiled_in(parameter) else _type(value)
         signature[parameter.name] = kind
         if kind == "constexpr":
             constants[(index,)] = value
-        elif kind.startswith("*") or (kind == "i32" and value % 16 == 0 and not free):
+        elif kind.startswith("*") or (kind == "i32" and value % 16 == 0 and not parameter.do_not_specialize):
             attributes[(index,)] = ALIGNED
     make: Any = GluonASTSource if isinstance(launch.kernel, GluonJITFunction) else ASTSource
     return make(launch.kernel, signature, constants, attributes)
 
 
-def _type(value: Any, free: bool) -> str:
-    """Triton's name for the type of an argument, "constexpr" where its value is compiled in."""
+def _type(value: Any) -> str:
+    """Triton's name for the type of an argument."""
     if isinstance(value, TensorDescriptor):
         described: Any = value
         return f"tensordesc<{TYPES[described.base.dtype]}{list(described.block_shape)},{described.layout!r}>"
     if isinstance(value, torch.Tensor):
         return "*" + TYPES[value.dtype]
-    if value is None or (type(value) is int and value == 1 and not free):
-        return "constexpr"
     return "fp32" if isinstance(value, float) else "i32"
 
 
-def compile_launch(launch: backprop.Launch) -> Any:
+def compile_launch(launch: Launch) -> Any:
     """Triton's compiled kernel; no device is touched."""
-    return compile_source(source(launch), target=TARGET, options=dict(backprop.OPTIONS))
+    return compile_source(source(launch), target=TARGET, options=dict(OPTIONS))
