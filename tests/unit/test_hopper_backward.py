@@ -239,6 +239,27 @@ def test_every_kernel_is_given_every_argument_it_has(width: int) -> None:
             assert launch.programs > 0
 
 
+@pytest.mark.parametrize(
+    ("changes", "needs", "jointly"),
+    [
+        ({}, "q k v", False),
+        ({"deterministic": False}, "q k v", True),
+        ({"deterministic": False}, "q v", True),
+        ({"deterministic": False}, "q", False),
+        ({"deterministic": False}, "k v", False),
+        ({"deterministic": False, "D": 256}, "q k v", False),
+        ({"deterministic": False, "has_alibi": True}, "q k v", True),
+        ({"deterministic": False, "has_alibi": True}, "q k v alibi_slopes", False),
+        ({"deterministic": False, "has_sink": True}, "q k v sink", True),
+    ],
+)
+def test_sums_in_no_fixed_order_are_only_for_who_allows_them(
+    changes: dict[str, Any], needs: str, jointly: bool
+) -> None:
+    """Equal bits are the default; and where one gradient is not asked for, the two kernels do less."""
+    assert jointly == backprop.goes_jointly(problem(**changes), frozenset(needs.split()))
+
+
 class TestDeclines:
     def tensors(self, p: Problem) -> tuple[Tensors, Any]:
         q, k, v, dout = (

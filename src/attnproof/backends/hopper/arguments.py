@@ -17,7 +17,7 @@ LOG2E = 1.4426950408889634  # 1 / ln 2
 BUDGET = 32 * 2**20
 ALIGNMENT = 16  # bytes
 UNUSED_STEP = 16  # elements: a legal stride for an axis of length 1
-TYPES = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16}
+TYPES = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16, torch.float32: gl.float32}
 
 
 def cdiv(a: int, b: int) -> int:

@@ -1,4 +1,6 @@
-"""The backward pass: row statistics, then dk and dv, then dq; no atomics, so that equal inputs give equal bits.
+"""The backward pass: row statistics, then dq, then dk and dv; no atomics, so that equal inputs give equal bits.
+
+With ``deterministic=False`` one kernel makes all three up to head dim 128, and adds to dq in no fixed order.
 
 Gradients of the sink and of ALiBi slopes come from the ``triton`` backend's kernels. Calls whose tensors TMA cannot
 describe, or that ask for what these kernels do not make, run there as a whole; ``declines`` says why.
@@ -111,18 +113,26 @@ def declines(problem: Problem, tensors: Tensors, dout: Any) -> str | None:
 def _run(route: Route, problem: Problem, t: Tensors, given: Given, needs: frozenset[str]) -> Grads:
     dq = dk = dv = dalibi = dsink = None
     stats = statistics(route, problem, given) if needs & {"q", "k", "v"} else None
-    if "alibi_slopes" in needs and problem.has_alibi:
+    if goes_jointly(problem, needs):
+        dq, dk, dv = joint(route, problem, t, stats, given.dout)
+    elif "alibi_slopes" in needs and problem.has_alibi:
         scratch = _portable_stats(problem, t)
         dq, dalibi = portable.queries_pass(problem, t, given, scratch, make_stats=True, slopes=True)
     elif "q" in needs:
         dq = queries(route, problem, t, stats, given.dout)
-    if needs & {"k", "v"}:
+    if dk is None and needs & {"k", "v"}:
         dk, dv = keys(route, problem, t, stats, given.dout)
     if "sink" in needs and problem.has_sink:
         dsink = portable.stats_alone(problem, t, given, _portable_stats(problem, t), True)
     asked = {"q": dq, "k": dk, "v": dv}
     dq, dk, dv = (x if name in needs else None for name, x in asked.items())
     return Grads(dq, dk, dv, None, dalibi, dsink)
+
+
+def goes_jointly(problem: Problem, needs: frozenset[str]) -> bool:
+    """Whether one pass makes all three gradients: not asked to be repeatable, and nothing but these is asked of dS."""
+    wanted = "q" in needs and bool(needs & {"k", "v"}) and not (problem.has_alibi and "alibi_slopes" in needs)
+    return wanted and not problem.deterministic and configs.joint_config(problem) is not None
 
 
 def _portable_stats(problem: Problem, t: Tensors) -> Any:
@@ -160,3 +170,13 @@ def queries(route: Route, problem: Problem, t: Tensors, stats: Any, dout: Any) -
     build = functools.partial(launches.queries, problem, t, stats, dout, dq)
     route.send("queries", dq.get_device(), addresses, build)
     return dq
+
+
+def joint(route: Route, problem: Problem, t: Tensors, stats: Any, dout: Any) -> tuple[Any, Any, Any]:
+    """(dq, dk, dv), dq summed in fp32 in no fixed order."""
+    dq, dk, dv = torch.empty_like(t.q), torch.empty_like(t.k), torch.empty_like(t.v)
+    total = torch.zeros_like(dq, dtype=torch.float32)
+    addresses = _addresses((t.q, t.k, t.v, dout, dk, dv, total), stats, t.alibi_slopes)
+    build = functools.partial(launches.joint, problem, t, stats, dout, dk, dv, total)
+    route.send("joint", dq.get_device(), addresses, build)
+    return torch.mul(total, problem.scale, out=dq), dk, dv

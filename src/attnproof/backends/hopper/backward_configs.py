@@ -13,6 +13,7 @@ from ...problem import Problem
 
 WIDTHS = (64, 128, 256)
 QUERIES = 128  # per program of the dq kernel: two warpgroups of 64
+JOINT_KEYS = 128  # per program of the joint kernel
 ROWS = 32  # per program of the statistics
 L2_BUDGET = 40 * 2**20  # bytes that tiles running side by side stream; an H200 has 50 MB of L2
 
@@ -58,6 +59,27 @@ class QueriesConfig:
     why: str = ""
 
 
+@dataclass(frozen=True)
+class JointConfig:
+    """One row for all three gradients in one pass.
+
+    Attributes:
+        block_m: queries per block.
+        stages: blocks of q, and of dout, in flight.
+        slots: blocks of dS in shared memory.
+        split_rows: each warpgroup makes half of the rows of dq; else half of its columns.
+        registers: per thread of a consumer and of the producer.
+        why: what was seen when it was chosen.
+    """
+
+    block_m: int
+    stages: int
+    slots: int
+    split_rows: bool
+    registers: tuple[int, int] = (240, 24)
+    why: str = ""
+
+
 _KEYS = {
     64: KeysConfig(128, 64, 3, why="as at 128"),
     128: KeysConfig(128, 64, 3, why="705 full; 618 where S of the next block was not started early"),
@@ -67,6 +89,12 @@ _QUERIES = {
     64: QueriesConfig(128, 2, 2, pipelined=True, why="not compared with the plain loop"),
     128: QueriesConfig(128, 2, 2, pipelined=False, why="713-747; pipelined lost 0-3% full, 6-9% causal"),
     256: QueriesConfig(64, 2, 1, pipelined=True, why="735 full, 683 causal; 565 and 561 with the plain loop"),
+}
+
+
+_JOINT = {
+    64: JointConfig(128, 2, 2, split_rows=True, why="blocks of 64 queries lost 5-12%"),
+    128: JointConfig(64, 2, 2, split_rows=False, why="5-9% over two kernels at N = 8192, 1-2% at 1024"),
 }
 
 
@@ -83,6 +111,11 @@ def keys_config(problem: Problem) -> KeysConfig:
 def queries_config(problem: Problem) -> QueriesConfig:
     """The configuration of dq."""
     return _QUERIES[padded(problem)]
+
+
+def joint_config(problem: Problem) -> JointConfig | None:
+    """The configuration of the pass that makes all three gradients, where there is one."""
+    return _JOINT.get(padded(problem))
 
 
 def banded(problem: Problem) -> bool:

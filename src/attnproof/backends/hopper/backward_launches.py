@@ -13,8 +13,10 @@ from ..triton import arguments as args
 from ..triton.backprop import Given
 from . import backward_configs as configs
 from . import launcher
-from .arguments import LOG2E, cdiv, descriptor
+from .arguments import LOG2E, TYPES, cdiv, descriptor
+from .backward_configs import JointConfig, KeysConfig
 from .compat import TensorDescriptor, gl
+from .kernels.backward_joint import joint_kernel
 from .kernels.backward_keys import dkdv_kernel
 from .kernels.backward_keys_split import dkdv_split_kernel
 from .kernels.backward_queries import dq_kernel
@@ -109,13 +111,21 @@ def _grid(problem: Problem, slots: int, planes: int) -> dict[str, int]:
     return {"n_slots": slots, "n_planes": planes, "together": configs.together(problem, planes)}
 
 
-def keys(problem: Problem, t: Tensors, stats: Any, dout: Any, dk: Any, dv: Any) -> Launch:
-    """The launch that fills dk and dv."""
-    config, width = configs.keys_config(problem), configs.padded(problem)
-    slots, planes = cdiv(problem.N, config.keys), problem.B * problem.Hkv
-    arguments = {
+def _keys_arguments(
+    problem: Problem,
+    t: Tensors,
+    stats: Any,
+    dout: Any,
+    dk: Any,
+    dv: Any,
+    config: KeysConfig | JointConfig,
+    slots: int,
+) -> dict[str, Any]:
+    """What kernels that own a tile of keys take."""
+    width = configs.padded(problem)
+    return {
         **_shared(problem, t, stats, config.registers),
-        **_grid(problem, slots, planes),
+        **_grid(problem, slots, problem.B * problem.Hkv),
         **{
             "q_desc": descriptor(t.q, config.block_m, width),
             "do_desc": descriptor(dout, config.block_m, width),
@@ -124,10 +134,34 @@ def keys(problem: Problem, t: Tensors, stats: Any, dout: Any, dk: Any, dv: Any) 
         **{"dk_desc": descriptor(dk, 64, width), "dv_desc": descriptor(dv, 64, width)},
         **{"BLOCK_M": config.block_m, "STAGES": config.stages, "GROUPED": problem.G > 1},
     }
+
+
+def keys(problem: Problem, t: Tensors, stats: Any, dout: Any, dk: Any, dv: Any) -> Launch:
+    """The launch that fills dk and dv."""
+    config = configs.keys_config(problem)
+    slots = cdiv(problem.N, config.keys)
+    arguments = _keys_arguments(problem, t, stats, dout, dk, dv, config, slots)
+    programs = slots * problem.B * problem.Hkv
     if config.slots == 0:
-        return Launch(dkdv_kernel, slots * planes, arguments)
+        return Launch(dkdv_kernel, programs, arguments)
     layout = gl.NVMMASharedLayout.get_default_for([64, config.block_m], gl.float32)
-    return Launch(dkdv_split_kernel, slots * planes, {**arguments, "SLOTS": config.slots, "P_LAYOUT": layout})
+    return Launch(dkdv_split_kernel, programs, {**arguments, "SLOTS": config.slots, "P_LAYOUT": layout})
+
+
+def joint(problem: Problem, t: Tensors, stats: Any, dout: Any, dk: Any, dv: Any, total: Any) -> Launch:
+    """The launch that fills dk and dv, and adds dq / scale to ``total``, fp32 and zeros before."""
+    config, width = configs.joint_config(problem), configs.padded(problem)
+    if config is None:
+        raise ValueError(f"problem: expected a head dim with a joint pass, got {width}")
+    slots = cdiv(problem.N, configs.JOINT_KEYS)
+    rows, columns = (64, width) if config.split_rows else (config.block_m, width // 2)
+    arguments = {
+        **_keys_arguments(problem, t, stats, dout, dk, dv, config, slots),
+        "dq_desc": descriptor(total, rows, columns),
+        **{"SLOTS": config.slots, "SPLIT_ROWS": config.split_rows},
+        "DS_LAYOUT": gl.NVMMASharedLayout.get_default_for([64, config.block_m], TYPES[t.q.dtype]),
+    }
+    return Launch(joint_kernel, slots * problem.B * problem.Hkv, arguments)
 
 
 def queries(problem: Problem, t: Tensors, stats: Any, dout: Any, dq: Any) -> Launch:

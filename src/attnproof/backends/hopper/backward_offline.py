@@ -11,6 +11,7 @@ from triton.experimental.gluon._runtime import GluonASTSource, GluonJITFunction
 
 from ...problem import Problem, Tensors
 from ..triton.backprop import Given
+from . import backward_configs as configs
 from . import backward_launches
 from .backward_launches import OPTIONS, Launch
 from .compat import TensorDescriptor
@@ -20,7 +21,7 @@ TYPES: dict[Any, str] = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.fl
 
 
 def launches(problem: Problem) -> list[Launch]:
-    """What the backward of a dense problem launches, on meta tensors: statistics, dk and dv, dq."""
+    """What the backward of a dense problem launches, on meta tensors: statistics, dk and dv, dq; and the joint pass."""
     dtype = getattr(torch, problem.dtype)
 
     def empty(*shape: int, of: Any = dtype) -> Any:
@@ -35,11 +36,15 @@ def launches(problem: Problem) -> list[Launch]:
     tensors = Tensors(q, k, v, alibi_slopes=slopes)
     given = Given(out, empty(*out.shape[:-1], of=torch.float32), out, None)
     stats = backward_launches.empty_statistics(problem, q.device)
-    return [
+    found = [
         backward_launches.statistics(problem, given, stats),
         backward_launches.keys(problem, tensors, stats, out, k, v),
         backward_launches.queries(problem, tensors, stats, out, q),
     ]
+    if configs.joint_config(problem) is not None:
+        total = torch.empty_like(q, dtype=torch.float32)
+        found.append(backward_launches.joint(problem, tensors, stats, out, k, v, total))
+    return found
 
 
 def source(launch: Launch) -> Any:

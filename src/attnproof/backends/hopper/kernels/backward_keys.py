@@ -96,9 +96,13 @@ class KeyProgram:
 
 @gluon.jit
 def keys_producer(
-    program, q_desc, k_desc, v_desc, do_desc, shift, delta, stride_stat, H, WARPGROUPS: gl.constexpr
-):
-    """Load K and V once, then the group's queries and their gradients block by block."""
+    program, q_desc, k_desc, v_desc, do_desc, shift, delta, stride_stat, H,
+    WARPGROUPS: gl.constexpr, RELEASED_TOGETHER: gl.constexpr,
+):  # fmt: skip
+    """Load K and V once, then the group's queries and their gradients block by block.
+
+    With ``RELEASED_TOGETHER`` readers hand back the stage of q, and mean that of dout with it.
+    """
     b, kv_head, first = program.b, program.kv_head, program.first
     mbarrier.expect(program.ready, WARPGROUPS * (k_desc.block_type.nbytes + v_desc.block_type.nbytes))
     for part in gl.static_range(WARPGROUPS):
@@ -110,7 +114,10 @@ def keys_producer(
         h = kv_head * program.group + member
         plane = (b * H + h).to(gl.int64) * stride_stat
         row = tile * program.BLOCK_M
+        program.q.ring.acquire(i)
         program.q.load(i, q_desc, shift + plane, b, h, row, program.BLOCK_M)
+        if not RELEASED_TOGETHER:
+            program.dout.ring.acquire(i)
         program.dout.load(i, do_desc, delta + plane, b, h, row, program.BLOCK_M)
 
 
@@ -254,7 +261,10 @@ def dkdv_kernel(
         [
             (keys_consumer, (program, dk_desc, dv_desc, grad_scale, 0, HAS_LEFT or HAS_RIGHT)),
             (keys_consumer, (program, dk_desc, dv_desc, grad_scale, 1, HAS_LEFT or HAS_RIGHT)),
-            (keys_producer, (program, q_desc, k_desc, v_desc, do_desc, shift, delta, stride_stat, H, 2)),
+            (
+                keys_producer,
+                (program, q_desc, k_desc, v_desc, do_desc, shift, delta, stride_stat, H, 2, False),
+            ),
         ],
         [4, 1],
         [CONSUMER_REGISTERS, PRODUCER_REGISTERS],

@@ -201,7 +201,10 @@ def dkdv_split_kernel(
         [
             (values_consumer, (split, dv_desc, HAS_LEFT or HAS_RIGHT)),
             (keys_half_consumer, (split, dk_desc, grad_scale)),
-            (keys_producer, (program, q_desc, k_desc, v_desc, do_desc, shift, delta, stride_stat, H, 1)),
+            (
+                keys_producer,
+                (program, q_desc, k_desc, v_desc, do_desc, shift, delta, stride_stat, H, 1, False),
+            ),
         ],
         [4, 1],
         [CONSUMER_REGISTERS, PRODUCER_REGISTERS],

@@ -88,8 +88,7 @@ class Rows:
 
     @gluon.jit
     def load(self, i, desc, numbers, b, h, row, ROWS: gl.constexpr):
-        """Producer: tile and numbers of step i; ``numbers`` points to the plane, padded so that no row is past its end."""
-        self.ring.acquire(i)
+        """Producer: fill an empty stage with tile and numbers of step i; ``numbers``, the plane, has a number for every row."""
         lanes: gl.constexpr = gl.BlockedLayout([ROWS // 32], [32], [1], [0])
         stage = i % self.ring.STAGES
         copy_load(self.stat.index(stage), numbers + row + gl.arange(0, ROWS, lanes))
@@ -246,13 +245,13 @@ class Scoring:
 
 
 @gluon.jit
-def afresh(index, i, WIDTH: gl.constexpr):
-    """``index``, at the widest tiles in a way that the compiler takes to depend on step ``i``.
+def afresh(index, i, ASKED: gl.constexpr):
+    """``index``, if asked for in a way that the compiler takes to depend on step ``i``.
 
     It would otherwise compute the operand descriptors of every matrix instruction on a buffer once, ahead of the loop,
     and keep them in registers that are not there: dq at head dim 256 spilled 1232 bytes, and spills 20 this way.
     """
-    if WIDTH > 128:
+    if ASKED:
         index += gl.inline_asm_elementwise(
             "and.b32 $0, $1, 0;", "=r,r", [gl.to_tensor(i)], gl.int32, is_pure=False, pack=1
         )

@@ -94,7 +94,7 @@ def start_scores(program, i, PART: gl.constexpr):
     WIDTH: gl.constexpr = program.WIDTH
     BLOCK_N: gl.constexpr = program.BLOCK_N
     program.k.wait(i)
-    q = program.q.index(afresh(PART, i, WIDTH)).reshape([64, WIDTH])
+    q = program.q.index(afresh(PART, i, WIDTH > 128)).reshape([64, WIDTH])
     return product(q, program.k.tile(i, BLOCK_N, WIDTH).permute((1, 0)), BLOCK_N)
 
 
@@ -107,7 +107,7 @@ def queries_step(program, i, s, dq, shift, delta, PART: gl.constexpr, EDGE: gl.c
     if not program.PIPELINED:
         s_now = start_scores(program, i, PART)
     program.v.wait(i)
-    dout = program.dout.index(afresh(PART, i, WIDTH)).reshape([64, WIDTH])
+    dout = program.dout.index(afresh(PART, i, WIDTH > 128)).reshape([64, WIDTH])
     dp_next = product(dout, program.v.tile(i, BLOCK_N, WIDTH).permute((1, 0)), BLOCK_N)
     if not program.PIPELINED:
         s = warpgroup_mma_wait(1, deps=(s_now,))
