@@ -161,6 +161,38 @@ def test_heads_that_run_side_by_side_fit_the_cache() -> None:
     assert 16 == arguments.together(replace(causal, H=64, Hkv=32, N=8192))
 
 
+def test_the_arguments_of_a_launch_are_those_of_the_kernel() -> None:
+    """Numbers go by position: one too few would shift all that follow."""
+    problem = replace(PROBLEM, M=100, N=70, H=6, Hkv=2, left=9, right=3, softcap=2.0, scale=0.5)
+    facts = configs.facts(problem)
+    tensors = SimpleNamespace(alibi_slopes=torch.zeros(2, 6), sink=torch.zeros(12)[::2])
+    values = (*arguments.factors(problem, facts), *arguments.numbers(problem, facts, tensors))
+    kernel: Any = launch.forward_kernel
+    names = kernel.arg_names
+    assert ["q", "k", "v", "out", "lse", "counter", "slopes", "sink"] == names[: 4 + launch.POINTERS]
+    assert ["C"] == names[4 + launch.POINTERS + len(values) :]
+    given = dict(zip(names[4 + launch.POINTERS :], values, strict=False))
+    expected = {
+        "scale": 0.25,
+        "cap": 2.0,
+        "lift": 2.0,
+        "stride_slopeb": 6,
+        "stride_slopeh": 1,
+        "stride_sink": 2,
+    }
+    expected |= {"M": 100, "N": 70, "H": 6, "group": 3, "left": 9, "right": 3, "n_slots": 1, "n_planes": 12}
+    assert expected == {name: given[name] for name in expected}
+
+
+@pytest.mark.parametrize("x", [0.0, 1e-6, 0.1, 0.17, 0.18, 1.0, -3.0, 50.0, -1e30])
+def test_tanh_is_exact_to_the_last_bits(x: float) -> None:
+    """1 - 2 / (e^2x + 1) cancels near 0, where most scores are."""
+    with np.errstate(over="ignore"):
+        assert float(PIECES.tanh(np.float32(x))) == pytest.approx(
+            np.tanh(np.float64(np.float32(x))), rel=5e-7
+        )
+
+
 # which keys
 
 
