@@ -26,6 +26,7 @@ GL = SimpleNamespace(
     log2=np.log2,
     float32=np.float32,
     constexpr=gl.constexpr,
+    cast=lambda x, dtype, bitcast=False: x.astype(np.int32).view(dtype) if bitcast else x.astype(dtype),
     convert_layout=lambda x, *_, **__: x,
 )
 

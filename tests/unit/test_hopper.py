@@ -133,21 +133,31 @@ def test_tensors_that_cannot_be_described_go_to_triton_with_one_line(
 
 
 @pytest.mark.parametrize("scale", [0.125, 0.1, 3.0, -0.5, 0.0, 1e-38])
-@pytest.mark.parametrize("softcap", [0.0, 30.0])
+@pytest.mark.parametrize("softcap", [0.0, 30.0, 300.0])
 @pytest.mark.parametrize("alibi", [False, True])
-def test_a_unit_of_score_is_lift_natural_units(scale: float, softcap: float, alibi: bool) -> None:
-    """s * scale (capped, times cap) in natural units, whichever part of it waits for the exponent."""
-    problem = replace(PROBLEM, scale=scale, softcap=softcap, has_alibi=alibi)
+@pytest.mark.parametrize("causal", [False, True])
+def test_scores_times_lift_are_the_logits(scale: float, softcap: float, alibi: bool, causal: bool) -> None:
+    """s * scale, capped, minus the distance: whichever part of it waits for the exponent."""
+    problem = replace(PROBLEM, scale=scale, softcap=softcap, has_alibi=alibi, right=0 if causal else BIG)
     facts = configs.facts(problem)
-    first, cap, unit, wide, lift = arguments.factors(problem, facts)
-    raw = 7.0
-    logit = softcap * np.tanh(scale * raw / softcap) if softcap else scale * raw
-    score = np.tanh(first * raw) if softcap else raw if facts.fold else first * raw
-    if softcap and not facts.fold:
-        score *= cap
-    assert logit == pytest.approx(score * lift, rel=1e-12)
-    assert unit == pytest.approx(lift * np.log2(np.e))
-    assert unit <= wide < 2 * unit * (1 + 1e-12)
+    first, cap, unit, wide, lift = (np.float32(x) for x in arguments.factors(problem, facts))
+    raw = np.linspace(-40, 40, 8 * 64, dtype=np.float32).reshape(8, 64)
+    own, columns = np.arange(8) * 40 + 5, np.arange(64)
+    slope = np.float32(0.25)
+    score = PIECES.logits(raw, own, columns, first, cap, slope, facts)
+    logit = scale * raw.astype(np.float64)
+    if softcap:
+        logit = softcap * np.tanh(logit / softcap)
+    away = own[:, None] - columns[None, :]
+    if alibi:
+        logit = logit - 0.25 * np.abs(away)
+    got = score * lift + (cap if facts.coarse_cap else 0)
+    shown = (away >= 0) | (not causal)
+    # what is added up is rounded in fp32, whatever is left of it
+    rounding = 3e-7 * (abs(scale) * 40 + 80 * alibi) + 1e-36
+    assert np.allclose(logit[shown], got[shown], rtol=1e-6, atol=rounding + 2e-5 * facts.coarse_cap)
+    assert unit == pytest.approx(lift * np.log2(np.e), rel=1e-6)
+    assert unit <= wide < 2 * unit * (1 + 1e-6)
     assert np.log2(wide) == int(np.log2(wide))
     assert lift > 0  # the maximum is taken before it
 
@@ -173,9 +183,8 @@ def test_the_arguments_of_a_launch_are_those_of_the_kernel() -> None:
     assert ["C"] == names[4 + launch.POINTERS + len(values) :]
     given = dict(zip(names[4 + launch.POINTERS :], values, strict=False))
     expected = {
-        "scale": 0.25,
         "cap": 2.0,
-        "lift": 2.0,
+        "lift": 4.0,
         "stride_slopeb": 6,
         "stride_slopeh": 1,
         "stride_sink": 2,
