@@ -112,6 +112,24 @@ def test_descriptors_have_the_blocks_that_the_kernel_copies() -> None:
     assert [[1, 1, 64, 128], [1, 1, 128, 128], [1, 1, 128, 128], [1, 1, 64, 128]] == blocks
 
 
+def test_out_and_lse_are_allocated_as_a_plan_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The short way allocates like q, or not; both give what the backends' contract asks for."""
+    monkeypatch.setattr(launch, "_plans", {})
+    monkeypatch.setattr(launch, "multiprocessors", lambda _: 132)
+    monkeypatch.setattr(launch, "current_device", lambda: -1)  # what a CPU tensor calls its device
+    monkeypatch.setattr(launch, "run", lambda plan, tensors, out, lse: None)
+    x = torch.zeros(2, 6, 3, 16, dtype=torch.bfloat16)
+    for layout in ("bhmd", "bmhd"):
+        for q, v in ((x, x), (x, x[..., :8]), (torch.zeros(2, 6, 3, 32, dtype=x.dtype)[..., :16], x)):
+            problem, tensors = bind(q, x, v, Options(layout=layout))
+            plan = launch.plan_of(problem, tensors)
+            assert plan is launch.plan_of(problem, tensors)
+            slow = launch.first(plan, problem, tensors)
+            plan.fast = lambda *_: None
+            for fast, right in zip(launch.forward(problem, tensors), slow, strict=True):
+                assert (right.shape, right.stride(), right.dtype) == (fast.shape, fast.stride(), fast.dtype)
+
+
 def test_tensors_that_cannot_be_described_go_to_triton_with_one_line(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
