@@ -26,6 +26,7 @@ GL = SimpleNamespace(
     log2=np.log2,
     float32=np.float32,
     constexpr=gl.constexpr,
+    cast=lambda x, dtype, bitcast=False: x.astype(np.int32).view(dtype) if bitcast else x.astype(dtype),
     convert_layout=lambda x, *_, **__: x,
 )
 
@@ -42,7 +43,8 @@ def load(module: Any = pieces) -> SimpleNamespace:
         raw = getattr(x, "fn", None)
         if isinstance(raw, FunctionType) and at != "rows_layout":
             names[at] = FunctionType(raw.__code__, names, at)
-    # these two are machine instructions
+    # these are machine instructions
+    names["reciprocal"] = lambda x: 1 / x
     names["show_below"] = lambda s, j, limit: np.where(j[None, :] < limit[:, None], s, -np.inf)
     names["show_between"] = lambda s, j, floor, limit: np.where(
         (j[None, :] >= floor[:, None]) & (j[None, :] < limit[:, None]), s, -np.inf

@@ -112,6 +112,24 @@ def test_descriptors_have_the_blocks_that_the_kernel_copies() -> None:
     assert [[1, 1, 64, 128], [1, 1, 128, 128], [1, 1, 128, 128], [1, 1, 64, 128]] == blocks
 
 
+def test_out_and_lse_are_allocated_as_a_plan_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The short way allocates like q, or not; both give what the backends' contract asks for."""
+    monkeypatch.setattr(launch, "_plans", {})
+    monkeypatch.setattr(launch, "multiprocessors", lambda _: 132)
+    monkeypatch.setattr(launch, "current_device", lambda: -1)  # what a CPU tensor calls its device
+    monkeypatch.setattr(launch, "run", lambda plan, tensors, out, lse: None)
+    x = torch.zeros(2, 6, 3, 16, dtype=torch.bfloat16)
+    for layout in ("bhmd", "bmhd"):
+        for q, v in ((x, x), (x, x[..., :8]), (torch.zeros(2, 6, 3, 32, dtype=x.dtype)[..., :16], x)):
+            problem, tensors = bind(q, x, v, Options(layout=layout))
+            plan = launch.plan_of(problem, tensors)
+            assert plan is launch.plan_of(problem, tensors)
+            slow = launch.first(plan, problem, tensors)
+            plan.fast = lambda *_: None
+            for fast, right in zip(launch.forward(problem, tensors), slow, strict=True):
+                assert (right.shape, right.stride(), right.dtype) == (fast.shape, fast.stride(), fast.dtype)
+
+
 def test_tensors_that_cannot_be_described_go_to_triton_with_one_line(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -133,21 +151,31 @@ def test_tensors_that_cannot_be_described_go_to_triton_with_one_line(
 
 
 @pytest.mark.parametrize("scale", [0.125, 0.1, 3.0, -0.5, 0.0, 1e-38])
-@pytest.mark.parametrize("softcap", [0.0, 30.0])
+@pytest.mark.parametrize("softcap", [0.0, 30.0, 300.0])
 @pytest.mark.parametrize("alibi", [False, True])
-def test_a_unit_of_score_is_lift_natural_units(scale: float, softcap: float, alibi: bool) -> None:
-    """s * scale (capped, times cap) in natural units, whichever part of it waits for the exponent."""
-    problem = replace(PROBLEM, scale=scale, softcap=softcap, has_alibi=alibi)
+@pytest.mark.parametrize("causal", [False, True])
+def test_scores_times_lift_are_the_logits(scale: float, softcap: float, alibi: bool, causal: bool) -> None:
+    """s * scale, capped, minus the distance: whichever part of it waits for the exponent."""
+    problem = replace(PROBLEM, scale=scale, softcap=softcap, has_alibi=alibi, right=0 if causal else BIG)
     facts = configs.facts(problem)
-    first, cap, unit, wide, lift = arguments.factors(problem, facts)
-    raw = 7.0
-    logit = softcap * np.tanh(scale * raw / softcap) if softcap else scale * raw
-    score = np.tanh(first * raw) if softcap else raw if facts.fold else first * raw
-    if softcap and not facts.fold:
-        score *= cap
-    assert logit == pytest.approx(score * lift, rel=1e-12)
-    assert unit == pytest.approx(lift * np.log2(np.e))
-    assert unit <= wide < 2 * unit * (1 + 1e-12)
+    first, cap, unit, wide, lift = (np.float32(x) for x in arguments.factors(problem, facts))
+    raw = np.linspace(-40, 40, 8 * 64, dtype=np.float32).reshape(8, 64)
+    own, columns = np.arange(8) * 40 + 5, np.arange(64)
+    slope = np.float32(0.25)
+    score = PIECES.logits(raw, own, columns, first, cap, slope, facts)
+    logit = scale * raw.astype(np.float64)
+    if softcap:
+        logit = softcap * np.tanh(logit / softcap)
+    away = own[:, None] - columns[None, :]
+    if alibi:
+        logit = logit - 0.25 * np.abs(away)
+    got = score * lift + (cap if facts.coarse_cap else 0)
+    shown = (away >= 0) | (not causal)
+    # what is added up is rounded in fp32, whatever is left of it
+    rounding = 3e-7 * (abs(scale) * 40 + 80 * alibi) + 1e-36
+    assert np.allclose(logit[shown], got[shown], rtol=1e-6, atol=rounding + 2e-5 * facts.coarse_cap)
+    assert unit == pytest.approx(lift * np.log2(np.e), rel=1e-6)
+    assert unit <= wide < 2 * unit * (1 + 1e-6)
     assert np.log2(wide) == int(np.log2(wide))
     assert lift > 0  # the maximum is taken before it
 
@@ -159,6 +187,37 @@ def test_heads_that_run_side_by_side_fit_the_cache() -> None:
     assert 32 == arguments.together(replace(causal, N=1024))
     assert 1 == arguments.together(replace(causal, N=2**20))
     assert 16 == arguments.together(replace(causal, H=64, Hkv=32, N=8192))
+
+
+def test_the_arguments_of_a_launch_are_those_of_the_kernel() -> None:
+    """Numbers go by position: one too few would shift all that follow."""
+    problem = replace(PROBLEM, M=100, N=70, H=6, Hkv=2, left=9, right=3, softcap=2.0, scale=0.5)
+    facts = configs.facts(problem)
+    tensors = SimpleNamespace(alibi_slopes=torch.zeros(2, 6), sink=torch.zeros(12)[::2])
+    values = (*arguments.factors(problem, facts), *arguments.numbers(problem, facts, tensors))
+    kernel: Any = launch.forward_kernel
+    names = kernel.arg_names
+    assert ["q", "k", "v", "out", "lse", "counter", "slopes", "sink"] == names[: 4 + launch.POINTERS]
+    assert ["C"] == names[4 + launch.POINTERS + len(values) :]
+    given = dict(zip(names[4 + launch.POINTERS :], values, strict=False))
+    expected = {
+        "cap": 2.0,
+        "lift": 4.0,
+        "stride_slopeb": 6,
+        "stride_slopeh": 1,
+        "stride_sink": 2,
+    }
+    expected |= {"M": 100, "N": 70, "H": 6, "group": 3, "left": 9, "right": 3, "n_slots": 1, "n_planes": 12}
+    assert expected == {name: given[name] for name in expected}
+
+
+@pytest.mark.parametrize("x", [0.0, 1e-6, 0.1, 0.17, 0.18, 1.0, -3.0, 50.0, -1e30])
+def test_tanh_is_exact_to_the_last_bits(x: float) -> None:
+    """1 - 2 / (e^2x + 1) cancels near 0, where most scores are."""
+    with np.errstate(over="ignore"):
+        assert float(PIECES.tanh(np.float32(x))) == pytest.approx(
+            np.tanh(np.float64(np.float32(x))), rel=5e-7
+        )
 
 
 # which keys

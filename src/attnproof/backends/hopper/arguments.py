@@ -74,6 +74,8 @@ def factors(problem: Problem, facts: Facts) -> tuple[float, ...]:
         lift = cap or scale
     if facts.has_softcap:
         scale /= cap
+    if facts.coarse_cap:
+        lift, scale = 2 * cap, 2 * scale * LOG2E
     unit = lift * LOG2E
     return scale, cap, unit, 2.0 ** math.ceil(math.log2(unit)), lift
 

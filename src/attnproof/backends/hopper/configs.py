@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from ...masks import BIG
 from ...problem import Problem
 
+COARSE_CAP = 64.0  # up to here capped scores are off by at most 2e-5, a hundredth of the rounding of p
 WIDTHS = (64, 128, 256)
 ROWS = 64  # query rows of a warpgroup: what one wgmma instruction computes
 
@@ -51,6 +52,9 @@ class Facts:
         has_left, has_right: sides on which the band is bounded.
         has_tail: the last tile of keys is not full.
         has_softcap, has_alibi, has_sink: options.
+        coarse_cap: tanh is ``1 - 2 r`` with ``r = 1 / (e^2x + 1)``, wrong by a few 1e-7 wherever it is: small against scores
+            for small caps. Scores are then -r, in units of twice the cap, and the cap itself is added to lse.
+        only_behind: no query sees a key ahead of it.
         fold: scores stay raw products (or capped ratios), and the scale enters the exponent.
     """
 
@@ -70,6 +74,8 @@ class Facts:
     has_softcap: bool
     has_alibi: bool
     has_sink: bool
+    coarse_cap: bool
+    only_behind: bool
     fold: bool
 
     @property
@@ -118,7 +124,7 @@ def table() -> dict[tuple[int, bool], Config]:
 
 def folds(problem: Problem) -> bool:
     """Whether the scale can wait for the exponent: a maximum of raw products needs it positive, and ALiBi is not scaled."""
-    return not problem.has_alibi and (problem.softcap > 0 or 2.0**-100 < problem.scale < 2.0**100)
+    return not problem.has_alibi and 2.0**-100 < (problem.softcap or problem.scale) < 2.0**100
 
 
 def facts(problem: Problem, config: Config | None = None) -> Facts:
@@ -144,5 +150,7 @@ def facts(problem: Problem, config: Config | None = None) -> Facts:
         has_softcap=problem.softcap > 0,
         has_alibi=problem.has_alibi,
         has_sink=problem.has_sink,
+        coarse_cap=0 < problem.softcap <= COARSE_CAP and folds(problem),
+        only_behind=problem.right <= 0,
         fold=folds(problem),
     )

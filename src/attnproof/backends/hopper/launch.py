@@ -15,7 +15,7 @@ import torch
 
 from ...problem import Grads, Problem, Tensors
 from .. import triton as portable
-from ..triton.compat import multiprocessors
+from ..triton.compat import current_device, multiprocessors
 from ..triton.launch import empty_out
 from ..triton.registry import device_of
 from . import arguments as args
@@ -33,7 +33,9 @@ POINTERS = 4  # lse, counter, slopes, sink
 class Plan:
     """What the structure of a call decides; ``elsewhere`` is why ``triton`` serves it, if so.
 
-    ``fast`` launches without Triton's help, once Triton has compiled and launched the kernel.
+    ``fast`` launches without Triton's help, once Triton has compiled and launched the kernel. ``like_q`` says that out has
+    the shape and strides of q, and ``lse`` is a tensor of lse's shape that takes no memory: allocating like something
+    known costs less than from numbers.
     """
 
     facts: configs.Facts
@@ -41,17 +43,31 @@ class Plan:
     numbers: tuple[Any, ...]
     elsewhere: str = ""
     fast: Callable[..., None] | None = None
+    like_q: bool = False
+    lse: Any = None
 
 
-_plans: dict[Any, Plan] = {}
+# by the identity of a problem, which is kept: hashing one costs more than a launch
+_plans: dict[int, tuple[Problem, dict[Any, Plan]]] = {}
 _said: set[str] = set()
 
 
 def forward(problem: Problem, tensors: Tensors) -> tuple[Any, Any]:
     """See ``backends.Backend``."""
     plan = plan_of(problem, tensors)
+    q = tensors.q
+    if plan.fast is not None and q.get_device() == current_device():
+        out = torch.empty_like(q) if plan.like_q else empty_out(problem, q)
+        lse = torch.empty_like(plan.lse, memory_format=torch.contiguous_format)
+        run(plan, tensors, out, lse)
+        return out, lse
     if plan.elsewhere or device.broken():
         return portable.forward(problem, tensors)
+    return first(plan, problem, tensors)
+
+
+def first(plan: Plan, problem: Problem, tensors: Tensors) -> tuple[Any, Any]:
+    """A call whose kernel may have to be compiled, or that has no work for one."""
     q = tensors.q
     out = empty_out(problem, q)
     lse = torch.empty(problem.out_shape[:-1], dtype=torch.float32, device=q.device)
@@ -89,36 +105,48 @@ def backward(
 
 def plan_of(problem: Problem, tensors: Tensors) -> Plan:
     """The plan of this structure, made when it is new."""
+    kept = _plans.get(id(problem))
+    if kept is None or kept[0] is not problem:
+        if len(_plans) >= MAX_PLANS:
+            _plans.clear()
+        kept = _plans[id(problem)] = (problem, {})
     q, k, v = tensors[:3]
     slopes, sink = tensors.alibi_slopes, tensors.sink
-    key = (
-        problem,
+    key: tuple[Any, ...] = (
         q.stride(),
         k.stride(),
         v.stride(),
         (q.data_ptr() | k.data_ptr() | v.data_ptr()) % args.ALIGNMENT,
         q.get_device(),
-        None if slopes is None else (slopes.shape, slopes.stride()),
-        None if sink is None else (sink.dtype, sink.stride()),
     )
-    found = _plans.get(key)
+    if slopes is not None:
+        key = (*key, slopes.shape, slopes.stride())
+    if sink is not None:
+        key = (*key, sink.dtype, sink.stride())
+    found = kept[1].get(key)
     if found is None:
-        if len(_plans) >= MAX_PLANS:
-            _plans.clear()
-        found = _plans[key] = make_plan(problem, tensors)
+        found = kept[1][key] = make_plan(problem, tensors)
     return found
 
 
 def make_plan(problem: Problem, tensors: Tensors) -> Plan:
     """Decide once what every call of this structure does."""
+    q = tensors.q
     facts = configs.facts(problem)
-    reason = args.undescribable(q=tensors.q, k=tensors.k, v=tensors.v) if problem.N else None
+    reason = args.undescribable(q=q, k=tensors.k, v=tensors.v) if problem.N else None
     if reason:
         say(f"hopper: {reason}; triton serves such calls")
         return Plan(facts, 0, (), elsewhere=reason)
-    units = multiprocessors(tensors.q.get_device())
+    units = multiprocessors(q.get_device())
     numbers = (*args.factors(problem, facts), *args.numbers(problem, facts, tensors))
-    return Plan(facts, args.programs(problem, facts, units), numbers)
+    rows = q if problem.layout == "bhmd" else q.transpose(1, 2)
+    return Plan(
+        facts,
+        args.programs(problem, facts, units),
+        numbers,
+        like_q=problem.Dv == problem.D and rows.is_contiguous(),
+        lse=torch.empty(1, dtype=torch.float32, device=q.device).expand(problem.out_shape[:-1]),
+    )
 
 
 def say(sentence: str) -> None:

@@ -159,6 +159,8 @@ def consume_tile(
     token = multiply_values(rows, memory.v, stage, C)
     # under the last product
     factor, row_lse = finish(rows.m, rows.t, rows.sums, factors.unit, factors.lift, C.block_n)
+    if C.coarse_cap:
+        row_lse = row_lse + factors.cap
     if C.has_sink:
         sink = gl.load(extras.sink + tile.h * extras.stride_sink).to(gl.float32)
         factor, row_lse = add_sink(factor, row_lse, sink)

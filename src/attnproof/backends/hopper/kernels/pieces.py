@@ -161,29 +161,60 @@ def multiply_keys(q, ring, stage, columns: gl.constexpr, width: gl.constexpr):
 
 
 @gluon.jit
+def reciprocal(x):
+    """1 / x of the special function unit, off by one unit in the last place; 0 for infinity."""
+    return gl.inline_asm_elementwise(
+        "rcp.approx.ftz.f32 $0, $1;", "=f,f", [x], gl.float32, is_pure=True, pack=1
+    )
+
+
+@gluon.jit
 def tanh(x):
     """A short series near 0, where 1 - 2 / (e^2x + 1) cancels."""
     square = x * x
     series = x * (1.0 + square * (-0.33333333 + square * (0.13333333 - square * 0.053968254)))
-    return gl.where(square < 0.03, series, 1.0 - 2.0 / (gl.exp2(x * (2.0 * LOG2E)) + 1.0))
+    return gl.where(square < 0.03, series, 1.0 - 2.0 * reciprocal(gl.exp2(x * (2.0 * LOG2E)) + 1.0))
+
+
+@gluon.jit
+def capped(s, scale, cap, C: gl.constexpr):
+    """Capped products; folded, ``tanh(scale s)``, or one minus that over -2 where ``C.coarse_cap`` (see ``Facts``)."""
+    if C.coarse_cap:
+        s = -reciprocal(gl.exp2(s * scale) + 1.0)
+    else:
+        s = tanh(s * scale)
+        if not C.fold:
+            s = s * cap
+    return s
+
+
+@gluon.jit
+def distances(own, columns, C: gl.constexpr):
+    """fp32 ``|own - columns|``, without the sign's removal where no key is ahead.
+
+    An integer below 2^23 in the low bits of the float 2^23 is a float 2^23 higher: half an instruction per column, and no
+    register is needed to keep columns as floats. Exact up to 2^23 keys, and to the rounding of fp32 beyond.
+    """
+    high = gl.cast(columns | 0x4B000000, gl.float32, bitcast=True)
+    ahead = (gl.cast(own, gl.float32) + 8388608.0)[:, None] - high[None, :]
+    if not C.only_behind:
+        ahead = gl.maximum(ahead, -ahead)
+    return ahead
 
 
 @gluon.jit
 def logits(s, own, columns, scale, cap, slope, C: gl.constexpr):
     """Raw products in the order of the semantics, in units that ``scale`` (and ``cap``) leave to the exponent.
 
-    Folded: raw products, or capped ratios tanh(scale s / cap). Else natural logits. ``own`` is the key in the corner of
-    each row, ``columns`` are the keys, both counted from the tile's first one.
+    Folded: raw products, or ``capped``. Else natural logits. ``own`` is the key in the corner of each row, ``columns`` are
+    the keys, both counted from the tile's first one.
     """
     if C.has_softcap:
-        s = tanh(s * scale)
-        if not C.fold:
-            s = s * cap
+        s = capped(s, scale, cap, C)
     elif not C.fold:
         s = s * scale
     if C.has_alibi:
-        ahead = own.to(gl.float32)[:, None] - columns.to(gl.float32)[None, :]
-        s = s - slope * gl.maximum(ahead, -ahead)
+        s = s - slope * distances(own, columns, C)
     return s
 
 
