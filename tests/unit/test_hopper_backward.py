@@ -65,6 +65,8 @@ def plain(function: Any, arithmetic: Any = INTEGERS) -> Any:
             names[name] = walk_of_integers
         elif hasattr(value, "fn"):
             names[name] = plain(value, arithmetic)
+        elif name == "reciprocal":
+            names[name] = np.reciprocal
         elif name == "LOG2E":
             names[name] = value.value
     return types.FunctionType(body.__code__, names, body.__name__, body.__defaults__)
