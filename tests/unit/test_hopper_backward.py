@@ -63,10 +63,10 @@ def plain(function: Any, arithmetic: Any = INTEGERS) -> Any:
             names[name] = arithmetic
         elif name == "Walk":
             names[name] = walk_of_integers
-        elif hasattr(value, "fn"):
-            names[name] = plain(value, arithmetic)
         elif name == "reciprocal":
             names[name] = np.reciprocal
+        elif hasattr(value, "fn"):
+            names[name] = plain(value, arithmetic)
         elif name == "LOG2E":
             names[name] = value.value
     return types.FunctionType(body.__code__, names, body.__name__, body.__defaults__)
