@@ -17,6 +17,7 @@ pytest.importorskip("triton.experimental.gluon")
 
 from attnproof.backends.hopper import backprop, backward_configs, backward_launches, backward_offline  # noqa: E402
 from attnproof.backends.hopper.kernels import backward_keys, backward_pieces, backward_queries  # noqa: E402
+from attnproof.backends.triton.backprop import Given  # noqa: E402
 from attnproof.masks import BIG  # noqa: E402
 from attnproof.problem import Problem, Tensors  # noqa: E402
 
@@ -263,12 +264,12 @@ def test_sums_in_no_fixed_order_are_only_for_who_allows_them(
 
 
 class TestDeclines:
-    def tensors(self, p: Problem) -> tuple[Tensors, Any]:
+    def tensors(self, p: Problem) -> tuple[Tensors, Given]:
         q, k, v, dout = (
             torch.zeros(p.B, heads, rows, width, dtype=torch.bfloat16)
             for heads, rows, width in ((2, p.M, p.D), (2, p.N, p.D), (2, p.N, p.Dv), (2, p.M, p.Dv))
         )
-        return Tensors(q, k, v), dout
+        return Tensors(q, k, v), Given(dout, dout[..., 0].float(), dout, None)
 
     def test_a_plain_call_is_not_declined(self) -> None:
         p = problem()
@@ -291,14 +292,15 @@ class TestDeclines:
     def test_a_gradient_that_came_in_by_broadcasting_is_declined(self) -> None:
         """``out.sum().backward()`` hands back one number for every element."""
         p = problem()
-        tensors, dout = self.tensors(p)
-        assert "dout" in (backprop.declines(p, tensors, dout[:, :1, :1, :1].expand_as(dout)) or "")
+        tensors, given = self.tensors(p)
+        broadcast = given.dout[:, :1, :1, :1].expand_as(given.dout)
+        assert "dout" in (backprop.declines(p, tensors, given._replace(dout=broadcast)) or "")
 
     def test_an_input_whose_dense_gradient_cannot_be_described_is_declined(self) -> None:
         p = problem(D=36, Dv=64)
-        tensors, dout = self.tensors(problem(Dv=64))
+        tensors, given = self.tensors(problem(Dv=64))
         padded = torch.zeros(1, 2, 300, 40, dtype=torch.bfloat16)[..., :36]
-        reason = backprop.declines(p, tensors._replace(q=padded, k=padded), dout)
+        reason = backprop.declines(p, tensors._replace(q=padded, k=padded), given)
         assert "dq" in (reason or "")
 
     def test_it_is_said_once(self, caplog: pytest.LogCaptureFixture) -> None:
@@ -343,13 +345,12 @@ def test_a_second_call_of_a_structure_launches_with_the_new_addresses(
     backprop._routes.clear()
     for _ in range(2):
         got = backprop.backward(p, tensors, out, lse, dout, None, frozenset("qkv"))
-    assert 3 == len(sent)
-    rows, queries, keys = sent
-    assert (7, out.data_ptr(), dout.data_ptr(), lse.data_ptr()) == rows[:4]
-    shift, delta = rows[4:]
+    assert 2 == len(sent)
+    queries, keys = sent
+    shift, delta = queries[6:8]
     assert delta - shift == 4 * 384 * 4
     slopes = tensors.alibi_slopes.data_ptr()
     inputs = (7, q.data_ptr(), k.data_ptr(), v.data_ptr(), dout.data_ptr())
-    assert (*inputs, got.dq.data_ptr(), shift, delta, slopes) == queries
+    assert (*inputs, got.dq.data_ptr(), shift, delta, slopes, out.data_ptr(), lse.data_ptr()) == queries
     assert (*inputs, got.dk.data_ptr(), got.dv.data_ptr(), shift, delta, slopes) == keys
     backprop._routes.clear()

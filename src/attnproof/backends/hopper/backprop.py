@@ -1,4 +1,4 @@
-"""The backward pass: row statistics, then dq, then dk and dv; no atomics, so that equal inputs give equal bits.
+"""The backward pass: dq with the statistics of its rows, then dk and dv; no atomics, so that equal inputs give equal bits.
 
 With ``deterministic=False`` one kernel makes all three up to head dim 128, and adds to dq in no fixed order.
 
@@ -78,7 +78,7 @@ def route_of(problem: Problem, tensors: Tensors, given: Given) -> Route:
     if route is None:
         if len(_routes) >= MAX_ROUTES:
             _routes.clear()
-        reason = declines(problem, tensors, given.dout)
+        reason = declines(problem, tensors, given)
         if reason is not None:
             say(f"hopper: {reason}; triton serves such gradients")
         route = _routes[key] = Route(reason)
@@ -91,7 +91,7 @@ def say(sentence: str) -> None:
     logger.warning(sentence)
 
 
-def declines(problem: Problem, tensors: Tensors, dout: Any) -> str | None:
+def declines(problem: Problem, tensors: Tensors, given: Given) -> str | None:
     """Why the ``triton`` backend runs a backward, or None."""
     if problem.dtype not in ("float16", "bfloat16"):
         return f"needs float16 or bfloat16, got {problem.dtype}"
@@ -105,22 +105,27 @@ def declines(problem: Problem, tensors: Tensors, dout: Any) -> str | None:
     q, k, v = tensors[:3]
     if min(*q.shape, *v.shape) == 0:
         return "has nothing to compute where an axis is empty"
+    if given.out.stride(-1) != 1:
+        return f"out: last stride is {given.out.stride(-1)}, not 1"
     # the gradient of an input is stored like it, but densely
     like = {f"d{name}": torch.empty_like(x, device="meta") for name, x in zip("qkv", (q, k, v), strict=True)}
-    return undescribable(q=q, k=k, v=v, dout=dout, **like)
+    return undescribable(q=q, k=k, v=v, dout=given.dout, **like)
 
 
 def _run(route: Route, problem: Problem, t: Tensors, given: Given, needs: frozenset[str]) -> Grads:
     dq = dk = dv = dalibi = dsink = None
-    stats = statistics(route, problem, given) if needs & {"q", "k", "v"} else None
-    if goes_jointly(problem, needs):
-        dq, dk, dv = joint(route, problem, t, stats, given.dout)
-    elif "alibi_slopes" in needs and problem.has_alibi:
+    stats = launches.empty_statistics(problem, t.q.device)
+    jointly, slopes = goes_jointly(problem, needs), problem.has_alibi and "alibi_slopes" in needs
+    if "q" in needs and not (jointly or slopes):
+        dq = queries(route, problem, t, stats, given)
+    elif needs & {"q", "k", "v"}:
+        statistics(route, problem, given, stats)
+    if slopes:
         scratch = _portable_stats(problem, t)
         dq, dalibi = portable.queries_pass(problem, t, given, scratch, make_stats=True, slopes=True)
-    elif "q" in needs:
-        dq = queries(route, problem, t, stats, given.dout)
-    if dk is None and needs & {"k", "v"}:
+    if jointly:
+        dq, dk, dv = joint(route, problem, t, stats, given.dout)
+    elif needs & {"k", "v"}:
         dk, dv = keys(route, problem, t, stats, given.dout)
     if "sink" in needs and problem.has_sink:
         dsink = portable.stats_alone(problem, t, given, _portable_stats(problem, t), True)
@@ -139,19 +144,18 @@ def _portable_stats(problem: Problem, t: Tensors) -> Any:
     return torch.empty(args.stats_shape(problem), dtype=torch.float32, device=t.q.device)
 
 
-def _addresses(described: tuple[Any, ...], stats: Any, slopes: Any) -> tuple[int, ...]:
+def _addresses(before: tuple[Any, ...], stats: Any, *after: Any) -> tuple[int, ...]:
+    """Addresses of some tensors, of shift and delta, and of those of the others that there are."""
     shift = stats.data_ptr()
-    more = () if slopes is None else (slopes.data_ptr(),)
-    return (*(x.data_ptr() for x in described), shift, shift + stats.stride(0) * stats.element_size(), *more)
+    behind = [x.data_ptr() for x in after if x is not None]
+    return (*(x.data_ptr() for x in before), shift, shift + stats.stride(0) * stats.element_size(), *behind)
 
 
-def statistics(route: Route, problem: Problem, given: Given) -> Any:
-    """Shift and delta of every row."""
-    stats = launches.empty_statistics(problem, given.lse.device)
+def statistics(route: Route, problem: Problem, given: Given, stats: Any) -> None:
+    """Fill shift and delta of every row, where no pass over queries does."""
     read = [x for x in (given.out, given.dout, given.lse, given.dlse) if x is not None]
-    addresses = _addresses(tuple(read), stats, None)
+    addresses = _addresses(tuple(read), stats)
     route.send("rows", stats.get_device(), addresses, lambda: launches.statistics(problem, given, stats))
-    return stats
 
 
 def keys(route: Route, problem: Problem, t: Tensors, stats: Any, dout: Any) -> tuple[Any, Any]:
@@ -163,11 +167,12 @@ def keys(route: Route, problem: Problem, t: Tensors, stats: Any, dout: Any) -> t
     return dk, dv
 
 
-def queries(route: Route, problem: Problem, t: Tensors, stats: Any, dout: Any) -> Any:
-    """dq."""
+def queries(route: Route, problem: Problem, t: Tensors, stats: Any, given: Given) -> Any:
+    """dq; fills shift and delta on its way."""
     dq = torch.empty_like(t.q)
-    addresses = _addresses((t.q, t.k, t.v, dout, dq), stats, t.alibi_slopes)
-    build = functools.partial(launches.queries, problem, t, stats, dout, dq)
+    rows = (t.alibi_slopes, given.out, given.lse, given.dlse)
+    addresses = _addresses((t.q, t.k, t.v, given.dout, dq), stats, *rows)
+    build = functools.partial(launches.queries, problem, t, stats, given, dq)
     route.send("queries", dq.get_device(), addresses, build)
     return dq
 

@@ -164,14 +164,19 @@ def joint(problem: Problem, t: Tensors, stats: Any, dout: Any, dk: Any, dv: Any,
     return Launch(joint_kernel, slots * problem.B * problem.Hkv, arguments)
 
 
-def queries(problem: Problem, t: Tensors, stats: Any, dout: Any, dq: Any) -> Launch:
-    """The launch that fills dq."""
+def queries(
+    problem: Problem, t: Tensors, stats: Any, given: Given, dq: Any, *, make_stats: bool = True
+) -> Launch:
+    """The launch that fills dq, and with ``make_stats`` shift and delta."""
+    out, lse, dlse = (given.out, given.lse, given.dlse) if make_stats else (None, None, None)
+    out_steps = args.strides("o", out, "bhmd")
+    out_steps.pop("stride_od")
     config, width = configs.queries_config(problem), configs.padded(problem)
     slots, planes = cdiv(problem.M, configs.QUERIES), problem.B * problem.H
     arguments = {
         **_shared(problem, t, stats, config.registers),
         **_grid(problem, slots, planes),
-        **{"q_desc": descriptor(t.q, 64, width), "do_desc": descriptor(dout, 64, width)},
+        **{"q_desc": descriptor(t.q, 64, width), "do_desc": descriptor(given.dout, 64, width)},
         **{
             "k_desc": descriptor(t.k, config.block_n, width),
             "v_desc": descriptor(t.v, config.block_n, width),
@@ -179,6 +184,8 @@ def queries(problem: Problem, t: Tensors, stats: Any, dout: Any, dq: Any) -> Lau
         "dq_desc": descriptor(dq, 64, width),
         **{"BLOCK_N": config.block_n, "K_STAGES": config.k_stages, "V_STAGES": config.v_stages},
         "PIPELINED": config.pipelined,
+        **{"out": out, "lse": lse, "dlse": dlse, **out_steps, **args.strides("dlse", dlse, "bhm")},
+        **{"DV": problem.Dv, "MAKE_STATS": make_stats, "HAS_DLSE": dlse is not None},
         "HEAVY_LAST": args.heavy_last(problem),
         "TAIL": problem.N % config.block_n != 0,
     }

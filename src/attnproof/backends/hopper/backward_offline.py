@@ -39,7 +39,7 @@ def launches(problem: Problem) -> list[Launch]:
     found = [
         backward_launches.statistics(problem, given, stats),
         backward_launches.keys(problem, tensors, stats, out, k, v),
-        backward_launches.queries(problem, tensors, stats, out, q),
+        backward_launches.queries(problem, tensors, stats, given, q),
     ]
     if configs.joint_config(problem) is not None:
         total = torch.empty_like(q, dtype=torch.float32)

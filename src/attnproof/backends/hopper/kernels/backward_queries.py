@@ -20,7 +20,7 @@ from .backward_pieces import (
     product,
     store_tile,
 )
-from .pieces import place
+from .pieces import INF, LOG2E, place, rows_layout
 from .rings import allocate_barriers
 
 
@@ -68,6 +68,90 @@ class QueryProgram:
     def rows(self, PART: gl.constexpr, LAYOUT: gl.constexpr):
         """The 64 query positions of part ``PART``."""
         return self.first + PART * 64 + gl.arange(0, 64, LAYOUT)
+
+
+@aggregate
+class RowStatistics:
+    """Where the shift of P and delta are, and what they are made of where this pass makes them.
+
+    out [rows, DV] has unit last stride; lse is contiguous.
+    """
+
+    shift: gl.tensor
+    delta: gl.tensor
+    stride_stat: gl.tensor
+    out: gl.tensor
+    lse: gl.tensor
+    dlse: gl.tensor
+    stride_ob: gl.tensor
+    stride_oh: gl.tensor
+    stride_om: gl.tensor
+    stride_dlseb: gl.tensor
+    stride_dlseh: gl.tensor
+    stride_dlsem: gl.tensor
+    n_rows: gl.tensor
+    H: gl.tensor
+    DV: gl.constexpr
+    HAS_DLSE: gl.constexpr
+    MAKE: gl.constexpr
+
+    @gluon.constexpr_function
+    def __init__(
+        self, shift, delta, stride_stat, out, lse, dlse, stride_ob, stride_oh, stride_om,
+        stride_dlseb, stride_dlseh, stride_dlsem, n_rows, H, DV, HAS_DLSE, MAKE,
+    ):  # fmt: skip
+        self.shift = shift
+        self.delta = delta
+        self.stride_stat = stride_stat
+        self.out = out
+        self.lse = lse
+        self.dlse = dlse
+        self.stride_ob = stride_ob
+        self.stride_oh = stride_oh
+        self.stride_om = stride_om
+        self.stride_dlseb = stride_dlseb
+        self.stride_dlseh = stride_dlseh
+        self.stride_dlsem = stride_dlsem
+        self.n_rows = n_rows
+        self.H = H
+        self.DV = gl.constexpr(DV)
+        self.HAS_DLSE = gl.constexpr(HAS_DLSE)
+        self.MAKE = gl.constexpr(MAKE)
+
+    @gluon.jit
+    def load(self, b, h, rows):
+        """(shift, delta) of rows; planes are padded, so that no row of a tile is past the end."""
+        plane = (b * self.H + h).to(gl.int64) * self.stride_stat
+        return gl.load(self.shift + plane + rows), gl.load(self.delta + plane + rows)
+
+    @gluon.jit
+    def load_out(self, b, h, rows, columns):
+        """[rows, columns] of out, zeros past its ends."""
+        wide = b.to(gl.int64) * self.stride_ob + h.to(gl.int64) * self.stride_oh
+        at = self.out + wide + rows.to(gl.int64)[:, None] * self.stride_om + columns[None, :]
+        return gl.load(at, mask=(rows < self.n_rows)[:, None] & (columns < self.DV)[None, :], other=0.0)
+
+    @gluon.jit
+    def make(self, b, h, rows, out, dout):
+        """(shift, delta) of rows from [rows, columns] of out and dout, stored for the pass over keys.
+
+        As ``rows_kernel``: dead rows and rows past the end have shift +inf and delta 0.
+        """
+        exists = rows < self.n_rows
+        delta = gl.sum(out.to(gl.float32) * dout.to(gl.float32), 1)
+        if self.HAS_DLSE:
+            wide = b.to(gl.int64) * self.stride_dlseb + h.to(gl.int64) * self.stride_dlseh
+            at = self.dlse + wide + rows.to(gl.int64) * self.stride_dlsem
+            delta -= gl.load(at, mask=exists, other=0.0)
+        plane = b * self.H + h
+        lse = gl.load(self.lse + plane.to(gl.int64) * self.n_rows + rows, mask=exists, other=-INF)
+        dead = lse == -INF
+        shift = gl.where(dead, INF, lse * LOG2E)
+        delta = gl.where(dead, 0.0, delta)
+        stat = plane.to(gl.int64) * self.stride_stat
+        gl.store(self.shift + stat + rows, shift)
+        gl.store(self.delta + stat + rows, delta)
+        return shift, delta
 
 
 @gluon.jit
@@ -130,20 +214,35 @@ def queries_step(program, i, s, dq, shift, delta, PART: gl.constexpr, EDGE: gl.c
 
 
 @gluon.jit
-def queries_consumer(
-    program, dq_desc, shift, delta, stride_stat, H, grad_scale, PART: gl.constexpr, EDGES: gl.constexpr
-):
+def row_statistics(program, statistics, PART: gl.constexpr, LAYOUT: gl.constexpr):
+    """(shift, delta) of the 64 queries of part ``PART``, loaded or made; waits for q and dout."""
+    b, h = program.b, program.h
+    if statistics.MAKE:
+        WIDTH: gl.constexpr = program.WIDTH
+        lanes: gl.constexpr = gl.BlockedLayout([1, 8], [256 // WIDTH, WIDTH // 8], [4, 1], [1, 0])
+        columns = gl.arange(0, WIDTH, gl.SliceLayout(0, lanes))
+        rows = program.rows(PART, gl.SliceLayout(1, lanes))
+        out = statistics.load_out(b, h, rows, columns)  # [64, WIDTH]
+        mbarrier.wait(program.ready, 0)
+        dout = program.dout.index(PART).reshape([64, WIDTH]).load(lanes)  # [64, WIDTH]
+        shift, delta = statistics.make(b, h, rows, out, dout)
+        shift = gl.convert_layout(shift, LAYOUT)
+        delta = gl.convert_layout(delta, LAYOUT)
+    else:
+        shift, delta = statistics.load(b, h, program.rows(PART, LAYOUT))
+        mbarrier.wait(program.ready, 0)
+    return shift, delta
+
+
+@gluon.jit
+def queries_consumer(program, statistics, dq_desc, grad_scale, PART: gl.constexpr, EDGES: gl.constexpr):
     """dq of 64 queries."""
     WIDTH: gl.constexpr = program.WIDTH
     BLOCK_N: gl.constexpr = program.BLOCK_N
+    shift, delta = row_statistics(program, statistics, PART, rows_layout(BLOCK_N))
     dq = accumulators(WIDTH)
     s = accumulators(BLOCK_N)
-    rows = program.rows(PART, gl.SliceLayout(1, s.type.layout))
-    plane = (program.b * H + program.h).to(gl.int64) * stride_stat
-    shift_rows = gl.load(shift + plane + rows)  # planes are padded: no row is past the end
-    delta_rows = gl.load(delta + plane + rows)
     total = program.walk.total
-    mbarrier.wait(program.ready, 0)
     if program.PIPELINED:
         s = warpgroup_mma_wait(0, deps=(start_scores(program, 0, PART),))
         plain = program.walk.plain(EDGES)
@@ -152,12 +251,12 @@ def queries_consumer(
         plain = gl.minimum(program.walk.n_full, total) if EDGES else total
         most = total
     for i in range(0, plain):
-        s, dq = queries_step(program, i, s, dq, shift_rows, delta_rows, PART, False, False)
+        s, dq = queries_step(program, i, s, dq, shift, delta, PART, False, False)
     if EDGES:
         for i in range(plain, most):
-            s, dq = queries_step(program, i, s, dq, shift_rows, delta_rows, PART, True, False)
+            s, dq = queries_step(program, i, s, dq, shift, delta, PART, True, False)
     if program.PIPELINED:
-        s, dq = queries_step(program, total - 1, s, dq, shift_rows, delta_rows, PART, EDGES, True)
+        s, dq = queries_step(program, total - 1, s, dq, shift, delta, PART, EDGES, True)
     row = program.first + PART * 64
     store_tile(dq_desc, program.q.index(PART), dq * grad_scale, program.b, program.h, row, WIDTH)
 
@@ -211,16 +310,18 @@ def make_query_program(
     ]
 )
 def dq_kernel(
-    q_desc, k_desc, v_desc, do_desc, dq_desc, shift, delta, slopes,
+    q_desc, k_desc, v_desc, do_desc, dq_desc, shift, delta, slopes, out, lse, dlse,
     stride_stat, stride_slopeb, stride_slopeh,
+    stride_ob, stride_oh, stride_om, stride_dlseb, stride_dlseh, stride_dlsem,
     M, N, H, Hkv, left, right, n_slots, n_planes, together, grad_scale, scale, cap, unit,
     BLOCK_N: gl.constexpr, K_STAGES: gl.constexpr, V_STAGES: gl.constexpr, WIDTH: gl.constexpr,
     PIPELINED: gl.constexpr, HEAVY_LAST: gl.constexpr,
     HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr, TAIL: gl.constexpr,
     HAS_SOFTCAP: gl.constexpr, HAS_ALIBI: gl.constexpr,
+    DV: gl.constexpr, MAKE_STATS: gl.constexpr, HAS_DLSE: gl.constexpr,
     CONSUMER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
 ):  # fmt: skip
-    """Computes: dq [M, D] of one (sequence, head).
+    """Computes: dq [M, D] of one (sequence, head), and with MAKE_STATS shift and delta of its queries.
 
     Grid: one program per (slot of 128 queries, head).
     Shapes: descriptors [B, heads, rows, width], tiles zero-filled to WIDTH columns; shift, delta [B * H, stride_stat].
@@ -228,44 +329,30 @@ def dq_kernel(
     Mirror: streaming.backward, queries outer.
     """
     if not HAS_ALIBI:
-        slopes = shift  # a pointer that nobody reads
+        slopes = shift  # a pointer that nobody reads; so below
+    if not MAKE_STATS:
+        out = shift
+        lse = shift
+    if not HAS_DLSE:
+        dlse = shift
     program = make_query_program(
         q_desc, k_desc, v_desc, do_desc, slopes, stride_slopeb, stride_slopeh,
         M, N, H, left, right, n_slots, n_planes, together, scale, cap, unit,
         BLOCK_N, K_STAGES, V_STAGES, WIDTH, PIPELINED, HEAVY_LAST, HAS_LEFT, HAS_RIGHT, TAIL,
         HAS_SOFTCAP, HAS_ALIBI,
     )  # fmt: skip
+    statistics = RowStatistics(
+        shift, delta, stride_stat, out, lse, dlse,
+        gl.to_tensor(stride_ob), gl.to_tensor(stride_oh), gl.to_tensor(stride_om),
+        gl.to_tensor(stride_dlseb), gl.to_tensor(stride_dlseh), gl.to_tensor(stride_dlsem),
+        M, H, DV, HAS_DLSE, MAKE_STATS,
+    )  # fmt: skip
     kv_head = program.h // (H // Hkv)
+    EDGES: gl.constexpr = HAS_LEFT or HAS_RIGHT or TAIL
     gl.warp_specialize(
         [
-            (
-                queries_consumer,
-                (
-                    program,
-                    dq_desc,
-                    shift,
-                    delta,
-                    stride_stat,
-                    H,
-                    grad_scale,
-                    0,
-                    HAS_LEFT or HAS_RIGHT or TAIL,
-                ),
-            ),
-            (
-                queries_consumer,
-                (
-                    program,
-                    dq_desc,
-                    shift,
-                    delta,
-                    stride_stat,
-                    H,
-                    grad_scale,
-                    1,
-                    HAS_LEFT or HAS_RIGHT or TAIL,
-                ),
-            ),
+            (queries_consumer, (program, statistics, dq_desc, grad_scale, 0, EDGES)),
+            (queries_consumer, (program, statistics, dq_desc, grad_scale, 1, EDGES)),
             (queries_producer, (program, q_desc, k_desc, v_desc, do_desc, kv_head)),
         ],
         [4, 1],
