@@ -115,6 +115,7 @@ def test_descriptors_have_the_blocks_that_the_kernel_copies() -> None:
 def test_out_and_lse_are_allocated_as_a_plan_says(monkeypatch: pytest.MonkeyPatch) -> None:
     """The short way allocates like q, or not; both give what the backends' contract asks for."""
     monkeypatch.setattr(launch, "_plans", {})
+    monkeypatch.setattr(launch, "_near", {})
     monkeypatch.setattr(launch, "multiprocessors", lambda _: 132)
     monkeypatch.setattr(launch, "current_device", lambda: -1)  # what a CPU tensor calls its device
     monkeypatch.setattr(launch, "run", lambda plan, tensors, out, lse: None)
@@ -130,11 +131,27 @@ def test_out_and_lse_are_allocated_as_a_plan_says(monkeypatch: pytest.MonkeyPatc
                 assert (right.shape, right.stride(), right.dtype) == (fast.shape, fast.stride(), fast.dtype)
 
 
+def test_equal_problems_share_their_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch.compile makes the problem anew in every call: each would be compiled and launched the long way."""
+    monkeypatch.setattr(launch, "_plans", {})
+    monkeypatch.setattr(launch, "_near", {})
+    monkeypatch.setattr(launch, "multiprocessors", lambda _: 132)
+    x = torch.zeros(1, 2, 8, 16, dtype=torch.bfloat16)
+    problem, tensors = bind(x, x, x, Options())
+    plan = launch.plan_of(problem, tensors)
+    for _ in range(3 * launch.MAX_NEAR):
+        assert plan is launch.plan_of(replace(problem), tensors)
+    assert len(launch._near) <= launch.MAX_NEAR and len(launch._plans) == 1
+    wider = torch.zeros(1, 2, 8, 32, dtype=torch.bfloat16)[..., :16]
+    assert plan is not launch.plan_of(problem, tensors._replace(k=wider))
+
+
 def test_tensors_that_cannot_be_described_go_to_triton_with_one_line(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(launch, "_said", set())
     monkeypatch.setattr(launch, "_plans", {})
+    monkeypatch.setattr(launch, "_near", {})
     served: list[Problem] = []
     monkeypatch.setattr(
         launch, "portable", SimpleNamespace(forward=lambda problem, _: (served.append(problem), None))

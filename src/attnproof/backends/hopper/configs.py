@@ -51,6 +51,7 @@ class Facts:
         warpgroups, block_n, stages, dynamic, own_out, named_release, consumer_registers, producer_registers: see ``Config``.
         has_left, has_right: sides on which the band is bounded.
         has_tail: the last tile of keys is not full.
+        has_idle: the last tile of queries has warpgroups without a row; they only keep the others' barriers going.
         has_softcap, has_alibi, has_sink: options.
         coarse_cap: tanh is ``1 - 2 r`` with ``r = 1 / (e^2x + 1)``, wrong by a few 1e-7 wherever it is: small against scores
             for small caps. Scores are then -r, in units of twice the cap, and the cap itself is added to lse.
@@ -71,6 +72,7 @@ class Facts:
     has_left: bool
     has_right: bool
     has_tail: bool
+    has_idle: bool
     has_softcap: bool
     has_alibi: bool
     has_sink: bool
@@ -147,6 +149,7 @@ def facts(problem: Problem, config: Config | None = None) -> Facts:
         has_left=problem.left < BIG,
         has_right=has_right,
         has_tail=problem.N % config.block_n != 0 and not has_right,
+        has_idle=0 < problem.M % (ROWS * config.warpgroups) <= ROWS * (config.warpgroups - 1),
         has_softcap=problem.softcap > 0,
         has_alibi=problem.has_alibi,
         has_sink=problem.has_sink,

@@ -24,6 +24,7 @@ from .kernels.forward import forward_kernel
 
 logger = logging.getLogger(__name__)
 MAX_PLANS = 4096  # a runaway of shapes must not hold memory for ever
+MAX_NEAR = 512  # torch.compile makes an equal problem anew in every call
 # said aloud because the compiler's own default changes in 3.10
 OPTIONS = {"num_warps": 4, "enable_fp_fusion": True}
 POINTERS = 4  # lse, counter, slopes, sink
@@ -47,8 +48,9 @@ class Plan:
     lse: Any = None
 
 
-# by the identity of a problem, which is kept: hashing one costs more than a launch
-_plans: dict[int, tuple[Problem, dict[Any, Plan]]] = {}
+_plans: dict[Problem, dict[Any, Plan]] = {}
+# the same by the identity of a problem, which is kept so that its id stays its own: hashing one costs half a launch
+_near: dict[int, tuple[Problem, dict[Any, Plan]]] = {}
 _said: set[str] = set()
 
 
@@ -105,11 +107,9 @@ def backward(
 
 def plan_of(problem: Problem, tensors: Tensors) -> Plan:
     """The plan of this structure, made when it is new."""
-    kept = _plans.get(id(problem))
-    if kept is None or kept[0] is not problem:
-        if len(_plans) >= MAX_PLANS:
-            _plans.clear()
-        kept = _plans[id(problem)] = (problem, {})
+    kept = _near.get(id(problem))
+    if kept is None:
+        kept = remember(problem)
     q, k, v = tensors[:3]
     slopes, sink = tensors.alibi_slopes, tensors.sink
     key: tuple[Any, ...] = (
@@ -127,6 +127,17 @@ def plan_of(problem: Problem, tensors: Tensors) -> Plan:
     if found is None:
         found = kept[1][key] = make_plan(problem, tensors)
     return found
+
+
+def remember(problem: Problem) -> tuple[Problem, dict[Any, Plan]]:
+    """A problem that is new, or a new one that is equal to an old one, with its plans."""
+    if len(_near) >= MAX_NEAR:
+        _near.clear()
+    if len(_plans) >= MAX_PLANS:
+        _plans.clear()
+        _near.clear()
+    kept = _near[id(problem)] = (problem, _plans.setdefault(problem, {}))
+    return kept
 
 
 def make_plan(problem: Problem, tensors: Tensors) -> Plan:

@@ -143,19 +143,16 @@ def store_rows(out, acc, memory, tile, WARPGROUP: gl.constexpr, C: gl.constexpr)
 
 
 @gluon.jit
-def consume_tile(
-    out, extras, memory, tile, sizes, factors, turn, count, WARPGROUP: gl.constexpr, C: gl.constexpr
-):  # fmt: skip
-    """One tile of queries of this warpgroup; stages used so far."""
+def work(out, extras, memory, tile, sizes, factors, turn, count, WARPGROUP: gl.constexpr, C: gl.constexpr):
+    """One tile of queries of this warpgroup, whose first stage is the ``count``-th."""
     slope = 0.0
     if C.has_alibi:
         slope = gl.load(extras.slopes + tile.b * extras.stride_slopeb + tile.h * extras.stride_slopeh)
     mbarrier.wait(memory.q_full.index(WARPGROUP), turn & 1)
     rows = attend(memory, tile, sizes, factors, slope, count, WARPGROUP, C)
-    count += tile.keys.stop - tile.keys.start
     if C.dynamic and C.own_out:
         mbarrier.arrive(memory.q_empty.index(WARPGROUP), count=1)
-    stage = wait_stage(memory.v, count - 1, C)
+    stage = wait_stage(memory.v, count + tile.keys.stop - tile.keys.start - 1, C)
     token = multiply_values(rows, memory.v, stage, C)
     # under the last product
     factor, row_lse = finish(rows.m, rows.t, rows.sums, factors.unit, factors.lift, C.block_n)
@@ -171,7 +168,37 @@ def consume_tile(
     acc = warpgroup_mma_wait(0, deps=(token,))
     release_stage(memory.v, stage, C)
     store_rows(out, acc * factor[:, None], memory, tile, WARPGROUP, C)
-    return count
+
+
+@gluon.jit
+def idle(memory, tile, turn, count, WARPGROUP: gl.constexpr, C: gl.constexpr):
+    """What ``work`` does at barriers, for a warpgroup that has no row in this tile."""
+    mbarrier.wait(memory.q_full.index(WARPGROUP), turn & 1)
+    if C.dynamic:
+        mbarrier.arrive(memory.q_empty.index(WARPGROUP), count=1)
+    for index in range(tile.keys.stop - tile.keys.start):
+        k_stage = wait_stage(memory.k, count + index, C)
+        take_turn(WARPGROUP)
+        pass_turn(WARPGROUP, C.warpgroups)
+        release_stage(memory.k, k_stage, C)
+        # one tile earlier than the others hand it back, which wait for the one before
+        v_stage = wait_stage(memory.v, count + index, C)
+        release_stage(memory.v, v_stage, C)
+
+
+@gluon.jit
+def consume_tile(
+    out, extras, memory, tile, sizes, factors, turn, count, WARPGROUP: gl.constexpr, C: gl.constexpr
+):
+    """One tile of queries of this warpgroup; stages used so far."""
+    if C.has_idle and WARPGROUP > 0:
+        if tile.first + WARPGROUP * 64 < sizes.M:
+            work(out, extras, memory, tile, sizes, factors, turn, count, WARPGROUP, C)
+        else:
+            idle(memory, tile, turn, count, WARPGROUP, C)
+    else:
+        work(out, extras, memory, tile, sizes, factors, turn, count, WARPGROUP, C)
+    return count + tile.keys.stop - tile.keys.start
 
 
 @gluon.jit
