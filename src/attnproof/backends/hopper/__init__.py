@@ -1,11 +1,12 @@
-"""Hopper backend: the forward pass in Gluon for compute capability 9.0, in halves, on dense rows.
+"""Hopper backend: forward and backward in Gluon for compute capability 9.0, in halves, on dense rows.
 
 Files, from the inside out: ``compat`` (Gluon's names by version), ``kernels``, ``configs`` (how kernels are cut and what
 they are compiled for), ``arguments`` (from a problem to numbers and descriptors), ``counters`` (tiles drawn by programs
-that stay), ``launch`` (what runs when), ``offline`` and ``compile_matrix`` (machine code without a GPU).
+that stay), ``launch`` (what runs when), ``offline`` and ``compile_matrix`` (machine code without a GPU). The backward has
+the same in ``backprop`` and the files named after it.
 
-It is the fast path of the ``triton`` backend, on whose backward it relies, and to which a call goes whose tensors the
-copy engine cannot describe; the only backend that imports another.
+It is the fast path of the ``triton`` backend, whose kernels make the gradients of ALiBi slopes and sinks, and to which a
+call goes whose tensors the copy engine cannot describe; the only backend that imports another.
 """
 
 from __future__ import annotations
