@@ -54,6 +54,14 @@ ARRAYS = types.SimpleNamespace(
 )
 
 
+# pieces that are written in assembly
+INSTRUCTIONS: dict[str, Any] = {
+    "reciprocal": np.reciprocal,
+    "keep_up_to": lambda p, columns, high: np.where(columns[None, :] <= high[:, None], p, 0.0),
+    "keep_from": lambda p, columns, low: np.where(columns[None, :] >= low[:, None], p, 0.0),
+}
+
+
 def plain(function: Any, arithmetic: Any = INTEGERS) -> Any:
     """The Python body of a device function: what it calls likewise, ``gl`` and ``tl`` replaced."""
     body = function.fn if hasattr(function, "fn") else function
@@ -64,8 +72,8 @@ def plain(function: Any, arithmetic: Any = INTEGERS) -> Any:
             names[name] = arithmetic
         elif name == "Walk":
             names[name] = walk_of_integers
-        elif name == "reciprocal":
-            names[name] = np.reciprocal
+        elif name in INSTRUCTIONS:
+            names[name] = INSTRUCTIONS[name]
         elif hasattr(value, "fn"):
             names[name] = plain(value, arithmetic)
         elif name == "LOG2E":
@@ -199,17 +207,18 @@ def test_weights_are_those_of_the_definition_whichever_side_is_the_rows(
     score.hide = types.MethodType(plain(backward_pieces.Scoring.hide, ARRAYS), score)
     weigh = types.MethodType(plain(backward_pieces.Scoring.weigh, ARRAYS), score)
     shift = lse * np.log2(np.e)
+    first = 4096  # positions count from the tile's first column
     if keys_are_rows:
-        got = weigh(raw.T, shift[None, :], (j - (p.N - p.M)).view(Tile), i.view(Tile), slope, True)
-        got = [x.T[:, : p.N] for x in got]
-    else:
+        center = (j - (p.N - p.M) - first).view(Tile)
         got = [
-            x[:, : p.N]
-            for x in weigh(raw, shift[:, None], (i + p.N - p.M).view(Tile), j.view(Tile), slope, True)
+            x.T[:, : p.N]
+            for x in weigh(raw.T, shift[None, :], center, (i - first).view(Tile), first, slope, True)
         ]
-        assert not weigh(raw, shift[:, None], (i + p.N - p.M).view(Tile), j.view(Tile), slope, True)[0][
-            :, p.N :
-        ].any()
+    else:
+        center, keys = (i + p.N - p.M - first).view(Tile), (j - first).view(Tile)
+        got = weigh(raw, shift[:, None], center, keys, first, slope, True)
+        assert not got[0][:, p.N :].any()
+        got = [x[:, : p.N] for x in got]
     s = p.scale * raw[:, : p.N]
     derivative = np.ones_like(s)
     if softcap:

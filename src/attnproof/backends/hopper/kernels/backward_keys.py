@@ -84,14 +84,15 @@ class KeyProgram:
         """(P^T, what multiplies dP^T - delta) of the step's S^T, for the 64 keys of part ``PART``."""
         layout: gl.constexpr = s.type.layout
         member, tile = self.walk.at(i)
-        queries = tile * self.BLOCK_M + gl.arange(0, self.BLOCK_M, gl.SliceLayout(0, layout))
-        center = self.first - self.offset + PART * 64 + gl.arange(0, 64, gl.SliceLayout(1, layout))
+        row = tile * self.BLOCK_M
+        queries = gl.arange(0, self.BLOCK_M, gl.SliceLayout(0, layout))
+        center = self.first - self.offset + PART * 64 - row + gl.arange(0, 64, gl.SliceLayout(1, layout))
         slope = 0.0
         if self.score.HAS_ALIBI:
             h = self.kv_head * self.group + member
             slope = gl.load(self.slopes + self.b * self.stride_slopeb + h * self.stride_slopeh)
         shift = self.q.numbers(i, gl.SliceLayout(0, layout))
-        return self.score.weigh(s, shift[None, :], center, queries, slope, EDGE)
+        return self.score.weigh(s, shift[None, :], center, queries, row, slope, EDGE)
 
 
 @gluon.jit

@@ -171,6 +171,32 @@ def make_walk(start, full_start, full_stop, stop, n_tiles, group, GROUPED: gl.co
     return Walk(start, full_start, full_stop, n_full, total, gl.maximum(edges, 1), n_tiles - 1, GROUPED)
 
 
+@gluon.jit
+def keep_up_to(p, columns, high):
+    """p where ``columns <= high``, else 0; one instruction after the other for the reason in ``pieces.show_below``."""
+    return gl.inline_asm_elementwise(
+        "{ .reg .pred p; setp.le.s32 p, $2, $3; selp.f32 $0, $1, 0f00000000, p; }",
+        "=f,f,r,r",
+        [p, columns[None, :], high[:, None]],
+        gl.float32,
+        is_pure=True,
+        pack=1,
+    )
+
+
+@gluon.jit
+def keep_from(p, columns, low):
+    """p where ``columns >= low``, else 0."""
+    return gl.inline_asm_elementwise(
+        "{ .reg .pred p; setp.ge.s32 p, $2, $3; selp.f32 $0, $1, 0f00000000, p; }",
+        "=f,f,r,r",
+        [p, columns[None, :], low[:, None]],
+        gl.float32,
+        is_pure=True,
+        pack=1,
+    )
+
+
 @aggregate
 class Scoring:
     """From raw products to P, and to what turns dP - delta into the gradient of the scaled products.
@@ -212,21 +238,23 @@ class Scoring:
         self.HAS_LAST = gl.constexpr(HAS_LAST)
 
     @gluon.jit
-    def hide(self, p, center, columns):
-        """P of an edge tile, 0 where a pair may not attend; limits are per row, so that a pair costs a comparison."""
+    def hide(self, p, center, columns, first):
+        """P of an edge tile, 0 where a pair may not attend; limits are per row, and columns constants."""
         if self.HAS_ABOVE or self.HAS_LAST:
             high = center + self.above
             if self.HAS_LAST:
-                high = gl.minimum(high, self.last)
-            p = gl.where(columns[None, :] <= high[:, None], p, 0.0)
+                high = gl.minimum(high, self.last - first)
+            p = keep_up_to(p, columns, high)
         if self.HAS_BELOW:
-            low = center - self.below
-            p = gl.where(columns[None, :] >= low[:, None], p, 0.0)
+            p = keep_from(p, columns, center - self.below)
         return p
 
     @gluon.jit
-    def weigh(self, s, shift, center, columns, slope, EDGE: gl.constexpr):
-        """(P, P times the derivative of softcap) of raw products, ``shift`` being lse in octaves, +inf for dead rows."""
+    def weigh(self, s, shift, center, columns, first, slope, EDGE: gl.constexpr):
+        """(P, P times the derivative of softcap) of raw products, ``shift`` being lse in octaves, +inf for dead rows.
+
+        ``columns`` and ``center`` count from the tile's ``first`` column.
+        """
         ratio = s  # unused without softcap
         if self.HAS_SOFTCAP:
             ratio = tanh(s * self.scale)
@@ -237,7 +265,7 @@ class Scoring:
         p = gl.exp2(s * self.unit - shift)
         if EDGE:
             # not -inf into the exponent: a masked score may be NaN, and the scale negative
-            p = self.hide(p, center, columns)
+            p = self.hide(p, center, columns, first)
         weight = p
         if self.HAS_SOFTCAP:
             weight = p * (1.0 - ratio * ratio)

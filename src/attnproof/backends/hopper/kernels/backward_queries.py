@@ -196,9 +196,12 @@ def queries_step(program, i, s, dq, shift, delta, PART: gl.constexpr, EDGE: gl.c
     if not program.PIPELINED:
         s = warpgroup_mma_wait(1, deps=(s_now,))
     _, tile = program.walk.at(i)
-    center = program.rows(PART, gl.SliceLayout(1, layout)) + program.offset
-    keys = tile * BLOCK_N + gl.arange(0, BLOCK_N, gl.SliceLayout(0, layout))
-    _, weight = program.score.weigh(s, shift[:, None], center, keys, program.slope, EDGE)  # [64, BLOCK_N]
+    first = tile * BLOCK_N
+    center = program.rows(PART, gl.SliceLayout(1, layout)) + (program.offset - first)
+    keys = gl.arange(0, BLOCK_N, gl.SliceLayout(0, layout))
+    _, weight = program.score.weigh(
+        s, shift[:, None], center, keys, first, program.slope, EDGE
+    )  # [64, BLOCK_N]
     dp = warpgroup_mma_wait(0, deps=(dp_next,))  # [64, BLOCK_N]
     program.v.release(i)
     ds = weight * (dp - delta[:, None])
