@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import shutil
+import os
 import subprocess
 import sys
-import sysconfig
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("torch")
 pytest.importorskip("triton.experimental.gluon")
-COMPILER = shutil.which("cc") or shutil.which("gcc")
+
+from . import hopper_fakes
 
 CALLS = """
-import ctypes, sys
-ctypes.CDLL(sys.argv[1], ctypes.RTLD_GLOBAL)
+import sys
+from tests.unit import hopper_fakes
+hopper_fakes.preload(sys.argv[1])
 import torch
 from attnproof.backends.hopper import arguments, launcher
 x = torch.zeros(2, 100, 3, 80, dtype=torch.bfloat16).transpose(1, 2)
@@ -24,7 +25,7 @@ descriptor = arguments.descriptor(x, 64, 128)
 one = launcher.map_bytes(descriptor, {"block_size": [1, 1, 64, 64], "swizzle": 3})
 plan = launcher.pack((0xF00D, 132, 416, 200000), [one], 2, (0.5, -7))
 launch = launcher.module().launch
-launch(plan, 0x57, 0x1234567890AB, 2**64 - 16, 2**40)
+launch(plan, 0x57, 0x1234567890AB, 2**62 + 1, 2**40)
 for bad in ((plan, 1, 2), (plan[:-1], 1, 2, 3, 4), (plan, 1, 0xDEAD00, 3, 4), (plan, 1, "x", 3, 4), (b"", 1)):
     try:
         launch(*bad)
@@ -33,23 +34,24 @@ for bad in ((plan, 1, 2), (plan[:-1], 1, 2, 3, 4), (plan, 1, 0xDEAD00, 3, 4), (p
 """
 
 
-@pytest.mark.skipif(
-    COMPILER is None or not Path(sysconfig.get_path("include"), "Python.h").exists(),
-    reason="needs a C compiler and Python's headers",
-)
+@pytest.mark.skipif(not hopper_fakes.BUILDS, reason="needs a C compiler and Python's headers")
 def test_the_driver_gets_what_the_plan_says(tmp_path: Path) -> None:
     """A byte off between the Python that packs a plan and the C that reads it is a wrong result or a fault on the GPU."""
-    fake = tmp_path / "libcuda.so.1"
-    source = Path(__file__).with_name("fake_cuda.c")
-    shared = ["-shared", "-fPIC", "-Wl,-soname,libcuda.so.1"]
-    subprocess.run([str(COMPILER), *shared, "-o", str(fake), str(source)], check=True)
-    run = subprocess.run([sys.executable, "-c", CALLS, str(fake)], capture_output=True, text=True, check=True)
-    asked = [line for line in run.stdout.splitlines() if not line.startswith("map 9 3 0 0")]
-    maps = [line for line in run.stdout.splitlines() if line not in asked]
+    run = subprocess.run(
+        [sys.executable, "-c", CALLS, str(hopper_fakes.library(tmp_path))],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=Path(__file__).parents[2],
+        env={**os.environ, "FAKE_PARAMETERS": "miiiillllllfill"},
+    )
+    lines = run.stdout.splitlines()
+    maps = [line for line in lines if line.startswith("map 9 3 0 0")]
+    asked = [line for line in lines if line not in maps]
     assert "map 9 3 0 0 80 100 3 2 480 160 48000 64 64 1 1" == maps[0]
     assert (
-        "launch f00d 132 1 1 416 200000 57 aligned 0 byte 171 2 3 100 80 24000 80 240 1"
-        " fffffffffffffff0 10000000000 0.5 -7 0 0" == asked[0]
+        "launch f00d 132 1 1 416 200000 57 m0,171 2 3 100 80 24000 80 240 1"
+        " 4611686018427387905 1099511627776 0.5 -7 0 0" == asked[0]
     )
     assert [
         "TypeError launch: the plan does not fit the arguments",

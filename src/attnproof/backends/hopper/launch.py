@@ -34,7 +34,8 @@ POINTERS = 4  # lse, counter, slopes, sink
 class Plan:
     """What the structure of a call decides; ``elsewhere`` is why ``triton`` serves it, if so.
 
-    ``fast`` launches without Triton's help, once Triton has compiled and launched the kernel. ``like_q`` says that out has
+    ``fast`` launches without Triton's help, once Triton has compiled and launched the kernel, ``compiled``, which is kept
+    because it owns the code on the device. ``like_q`` says that out has
     the shape and strides of q, and ``lse`` is a tensor of lse's shape that takes no memory: allocating like something
     known costs less than from numbers.
     """
@@ -44,6 +45,7 @@ class Plan:
     numbers: tuple[Any, ...]
     elsewhere: str = ""
     fast: Callable[..., None] | None = None
+    compiled: Any = None
     like_q: bool = False
     lse: Any = None
 
@@ -184,6 +186,7 @@ def run(plan: Plan, tensors: Tensors, out: Any, lse: Any) -> None:
     compiled = kernel[(plan.programs,)](
         *descriptors, lse, counter, slopes, sink, *plan.numbers, C=plan.facts, **OPTIONS
     )
+    plan.compiled = compiled
     plan.fast = launcher.adopt(compiled, plan.programs, descriptors, POINTERS, plan.numbers)
 
 
