@@ -16,7 +16,7 @@ from .errors import ShapeError, Unsupported, expected
 from .problem import Grads, Problem, Tensors
 
 # fastest first; the oracle last
-ORDER = ("triton", "dot2", "native", "streaming", "math", "reference")
+ORDER = ("hopper", "triton", "dot2", "native", "streaming", "math", "reference")
 NEVER_AUTO = frozenset({"reference"})
 
 

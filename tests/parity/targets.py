@@ -25,7 +25,17 @@ DEVICE = os.environ.get("ATTNPROOF_TEST_DEVICE", "cpu")
 
 # what a backend may refuse, by name; a refusal outside of it fails. New backends state theirs here.
 REFUSES: dict[str, Callable[[Problem], bool]] = {
-    "triton": lambda problem: problem.dtype == "float64" or max(problem.D, problem.Dv) > 256
+    "triton": lambda problem: problem.dtype == "float64" or max(problem.D, problem.Dv) > 256,
+    "hopper": lambda problem: (
+        problem.dtype not in ("float16", "bfloat16")
+        or problem.rows != "dense"
+        or not (0 < problem.D <= 256 and 0 < problem.Dv <= 256)
+        or problem.Dv % 8 != 0
+        or problem.has_bias
+        or problem.has_keep
+        or problem.has_bounds
+        or problem.dropout_p > 0
+    ),
 }
 
 # backends whose matrix unit takes p and dS as halves
@@ -93,8 +103,9 @@ def kind_of(x: Any) -> str:
 
 @functools.cache
 def absent(backend: str, kind: str, device: str) -> str | None:
-    """Why a backend cannot run here at all, or None; asked with a plain problem."""
-    q = Target(backend, kind, device).array(np.zeros((1, 1, 2, 8)), "float32")
+    """Why a backend cannot run here at all, or None; asked with a plain problem in the dtype that fewest refuse."""
+    dtype = "bfloat16" if backend == "hopper" else "float32"
+    q = Target(backend, kind, device).array(np.zeros((1, 1, 2, 8)), dtype)
     try:
         return dispatch.load(backend).why_not(bind(q, q, q, Options()).problem)
     except ImportError as error:

@@ -349,7 +349,7 @@ def test_a_decode_that_wants_gradients_is_refused() -> None:
 
 def test_all_backends_share_the_gradient_code() -> None:
     """NumPy backends are reached through the same function as torch ones; their results come back as torch."""
-    for name in (each for each in dispatch.ORDER if each not in ("triton", "dot2")):
+    for name in (each for each in dispatch.ORDER if each not in ("hopper", "triton", "dot2")):
         inputs = qkv()
         attention(*inputs, backend=name).sum().backward()
         assert all(isinstance(x.grad, torch.Tensor) for x in inputs)

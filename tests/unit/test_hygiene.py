@@ -49,6 +49,9 @@ LONG_FUNCTIONS: dict[str, str] = {
     "src/attnproof/verify/adapters/flex.py:_flex": "one closure per option that FlexAttention takes as a function",
 }
 
+# backend -> the backend that it may import, and why
+BORROWS = {"hopper": ("triton", "its fast path: the same calls, and what it cannot describe goes there")}
+
 SOURCES = {".py", ".h", ".hpp", ".cc", ".cpp", ".hip", ".cu", ".js"}
 
 
@@ -150,7 +153,7 @@ def test_imports_go_down_only() -> None:
 
 
 def test_backends_do_not_import_each_other() -> None:
-    """One backend must be deletable; what two of them share lives below both."""
+    """One backend must be deletable; what two of them share lives below both. BORROWS argues for the exception."""
     wrong = []
     for path in modules():
         module = dotted(path).split(".")
@@ -158,7 +161,8 @@ def test_backends_do_not_import_each_other() -> None:
             continue
         for line, name in imports_of(path):
             other = name.split(".")
-            if other[1:2] == ["backends"] and len(other) > 2 and other[2] != module[2]:
+            lender = BORROWS.get(module[2], (module[2],))[0]
+            if other[1:2] == ["backends"] and len(other) > 2 and other[2] not in (module[2], lender):
                 wrong.append(f"{path.relative_to(ROOT)}:{line} imports {name}")
     assert [] == wrong
 

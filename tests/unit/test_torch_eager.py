@@ -165,7 +165,9 @@ class TestRandomNumbers:
             attention(*qkv_without_random(), dropout_p=0.5, seed=given)
         assert torch.equal(before, torch.get_rng_state())
 
-    @pytest.mark.parametrize("backend", [name for name in dispatch.ORDER if name not in ("triton", "dot2")])
+    @pytest.mark.parametrize(
+        "backend", [name for name in dispatch.ORDER if name not in ("hopper", "triton", "dot2")]
+    )
     def test_forward_and_backward_drop_the_same_entries(self, backend: str) -> None:
         """v is the identity, so out shows P after dropout, and dv for dout = identity shows it from backward."""
         n = 40

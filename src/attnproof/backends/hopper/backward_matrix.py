@@ -1,0 +1,59 @@
+"""Which backward kernels are compiled without a GPU: every configuration, every option, both halves."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from ...problem import Problem
+from . import backward_offline, compile_matrix, configs, offline
+
+# option -> what it changes in a problem, on top of those of the forward's matrix that the backward knows
+GROUPS: dict[str, dict[str, Any]] = {
+    "groups": {"Hkv": 1},
+    "groups causal": {"Hkv": 1, "right": 0},
+}
+VARIANTS: tuple[str, ...] = (
+    *(name for name in compile_matrix.VARIANTS if name not in ("sink", "left", "negative")),
+    *GROUPS,
+)
+
+
+class Job(NamedTuple):
+    """The kernels of one backward."""
+
+    width: int
+    variant: str
+    dtype: str = "bfloat16"
+
+    def problem(self) -> Problem:
+        """H * D = 2048 and B = 2, as in the measurements."""
+        known = self.variant in compile_matrix.VARIANTS
+        base = compile_matrix.Job(self.width, self.width, self.variant if known else "full", self.dtype)
+        return replace(base.problem(), **GROUPS.get(self.variant, {}))
+
+
+def jobs() -> list[Job]:
+    """The whole matrix."""
+    base = [Job(width, variant) for width in configs.WIDTHS for variant in VARIANTS]
+    return [*base, *(Job(width, of, "float16") for width in configs.WIDTHS for of in ("full", "causal"))]
+
+
+def covering() -> list[Job]:
+    """The part that a test compiles: every configuration as it is shipped."""
+    return [Job(width, of) for width in configs.WIDTHS for of in ("full", "causal")]
+
+
+def rows(job: Job) -> list[dict[str, Any]]:
+    """What the assembler says about the kernels of one job."""
+    found: list[dict[str, Any]] = []
+    for launch in backward_offline.launches(job.problem()):
+        code = offline.inspect(backward_offline.compile_launch(launch))
+        name = {
+            "kernel": launch.kernel.fn.__name__,
+            "D": job.width,
+            "variant": job.variant,
+            "dtype": job.dtype,
+        }
+        found.append({**name, **code.row(), "fits": code.shared <= offline.SHARED_LIMIT})
+    return found

@@ -1,0 +1,1 @@
+"""Gluon kernels: ``pieces`` are shared, ``forward`` and ``backward`` are made of them."""
