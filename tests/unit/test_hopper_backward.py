@@ -251,18 +251,23 @@ def test_every_kernel_is_given_every_argument_it_has(width: int) -> None:
             assert launch.programs > 0
 
 
+FAST = {"deterministic": False, "D": 64, "Dv": 64}
+
+
 @pytest.mark.parametrize(
     ("changes", "needs", "jointly"),
     [
         ({}, "q k v", False),
-        ({"deterministic": False}, "q k v", True),
-        ({"deterministic": False}, "q v", True),
-        ({"deterministic": False}, "q", False),
-        ({"deterministic": False}, "k v", False),
-        ({"deterministic": False, "D": 256}, "q k v", False),
-        ({"deterministic": False, "has_alibi": True}, "q k v", True),
-        ({"deterministic": False, "has_alibi": True}, "q k v alibi_slopes", False),
-        ({"deterministic": False, "has_sink": True}, "q k v sink", True),
+        (FAST, "q k v", True),
+        (FAST, "q v", True),
+        (FAST, "q", False),
+        (FAST, "k v", False),
+        (FAST | {"D": 256}, "q k v", False),
+        (FAST | {"D": 128, "Dv": 128, "N": 8192, "M": 8191}, "q k v", False),
+        (FAST | {"D": 128, "Dv": 128, "N": 8192, "M": 8192}, "q k v", True),
+        (FAST | {"has_alibi": True}, "q k v", True),
+        (FAST | {"has_alibi": True}, "q k v alibi_slopes", False),
+        (FAST | {"has_sink": True}, "q k v sink", True),
     ],
 )
 def test_sums_in_no_fixed_order_are_only_for_who_allows_them(

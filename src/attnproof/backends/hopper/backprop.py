@@ -137,7 +137,7 @@ def _run(route: Route, problem: Problem, t: Tensors, given: Given, needs: frozen
 def goes_jointly(problem: Problem, needs: frozenset[str]) -> bool:
     """Whether one pass makes all three gradients: not asked to be repeatable, and nothing but these is asked of dS."""
     wanted = "q" in needs and bool(needs & {"k", "v"}) and not (problem.has_alibi and "alibi_slopes" in needs)
-    return wanted and not problem.deterministic and configs.joint_config(problem) is not None
+    return wanted and not problem.deterministic and configs.joint_gains(problem)
 
 
 def _portable_stats(problem: Problem, t: Tensors) -> Any:

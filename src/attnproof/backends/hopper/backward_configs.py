@@ -68,6 +68,7 @@ class JointConfig:
         stages: blocks of q, and of dout, in flight.
         slots: blocks of dS in shared memory.
         split_rows: each warpgroup makes half of the rows of dq; else half of its columns.
+        least: queries and keys from which it is faster than the two kernels that need no order.
         registers: per thread of a consumer and of the producer.
         why: what was seen when it was chosen.
     """
@@ -76,6 +77,7 @@ class JointConfig:
     stages: int
     slots: int
     split_rows: bool
+    least: int = 0
     registers: tuple[int, int] = (240, 24)
     why: str = ""
 
@@ -94,7 +96,7 @@ _QUERIES = {
 
 _JOINT = {
     64: JointConfig(128, 2, 2, split_rows=True, why="blocks of 64 queries lost 5-12%"),
-    128: JointConfig(64, 2, 2, split_rows=False, why="5-9% over two kernels at N = 8192, 1-2% at 1024"),
+    128: JointConfig(64, 2, 2, split_rows=False, least=8192, why="no gain over two kernels at shorter ones"),
 }
 
 
@@ -116,6 +118,12 @@ def queries_config(problem: Problem) -> QueriesConfig:
 def joint_config(problem: Problem) -> JointConfig | None:
     """The configuration of the pass that makes all three gradients, where there is one."""
     return _JOINT.get(padded(problem))
+
+
+def joint_gains(problem: Problem) -> bool:
+    """Whether that pass is there and is the faster way at this length."""
+    found = joint_config(problem)
+    return found is not None and min(problem.M, problem.N) >= found.least
 
 
 def banded(problem: Problem) -> bool:
