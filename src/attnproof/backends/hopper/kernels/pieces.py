@@ -94,11 +94,12 @@ def key_tiles(first, M, N, left, right, C: gl.constexpr):
 def place(tile, n_slots, n_planes, together, HEAVY_LAST: gl.constexpr):
     """(slot, plane) of a tile: slots of ``together`` planes run side by side so that their keys stay in L2.
 
-    With ``HEAVY_LAST`` the last slot, which causal masks make the longest, comes first.
+    With ``HEAVY_LAST`` the last slot, which causal masks make the longest, comes first. A tile past the last one is
+    somewhere, too.
     """
     group = tile // (together * n_slots)
     inside = tile % (together * n_slots)
-    width = gl.minimum(together, n_planes - group * together)
+    width = gl.maximum(gl.minimum(together, n_planes - group * together), 1)
     slot = inside // width
     plane = group * together + inside % width
     if HEAVY_LAST:
