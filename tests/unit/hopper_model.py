@@ -26,7 +26,7 @@ GL = SimpleNamespace(
     log2=np.log2,
     float32=np.float32,
     constexpr=gl.constexpr,
-    cast=lambda x, dtype, bitcast=False: x.astype(np.int32).view(dtype) if bitcast else x.astype(dtype),
+    cast=lambda x, dtype: x.astype(dtype),
     convert_layout=lambda x, *_, **__: x,
 )
 
@@ -45,6 +45,7 @@ def load(module: Any = pieces) -> SimpleNamespace:
             names[at] = FunctionType(raw.__code__, names, at)
     # these are machine instructions
     names["reciprocal"] = lambda x: 1 / x
+    names["raised"] = lambda columns: (columns.astype(np.int32) | 0x4B000000).view(np.float32)
     names["show_below"] = lambda s, j, limit: np.where(j[None, :] < limit[:, None], s, -np.inf)
     names["show_between"] = lambda s, j, floor, limit: np.where(
         (j[None, :] >= floor[:, None]) & (j[None, :] < limit[:, None]), s, -np.inf

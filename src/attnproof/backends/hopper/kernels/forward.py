@@ -144,7 +144,7 @@ def store_rows(out, acc, memory, tile, WARPGROUP: gl.constexpr, C: gl.constexpr)
 
 @gluon.jit
 def work(out, extras, memory, tile, sizes, factors, turn, count, WARPGROUP: gl.constexpr, C: gl.constexpr):
-    """One tile of queries of this warpgroup, whose first stage is the ``count``-th."""
+    """One tile of queries of this warpgroup, whose first stage is the ``count``-th; the next tile, see ``following``."""
     slope = 0.0
     if C.has_alibi:
         slope = gl.load(extras.slopes + tile.b * extras.stride_slopeb + tile.h * extras.stride_slopeh)
@@ -165,13 +165,15 @@ def work(out, extras, memory, tile, sizes, factors, turn, count, WARPGROUP: gl.c
     plane = (tile.b * sizes.H + tile.h).to(gl.int64) * sizes.M
     gl.store(extras.lse + plane + i, row_lse, mask=i < sizes.M)
     factor = gl.convert_layout(factor, rows_layout(C.width_v))
+    number, upcoming = following(memory, tile, sizes, turn, C)
     acc = warpgroup_mma_wait(0, deps=(token,))
     release_stage(memory.v, stage, C)
     store_rows(out, acc * factor[:, None], memory, tile, WARPGROUP, C)
+    return number, upcoming
 
 
 @gluon.jit
-def idle(memory, tile, turn, count, WARPGROUP: gl.constexpr, C: gl.constexpr):
+def idle(memory, tile, sizes, turn, count, WARPGROUP: gl.constexpr, C: gl.constexpr):
     """What ``work`` does at barriers, for a warpgroup that has no row in this tile."""
     mbarrier.wait(memory.q_full.index(WARPGROUP), turn & 1)
     if C.dynamic:
@@ -184,21 +186,32 @@ def idle(memory, tile, turn, count, WARPGROUP: gl.constexpr, C: gl.constexpr):
         # one tile earlier than the others hand it back, which wait for the one before
         v_stage = wait_stage(memory.v, count + index, C)
         release_stage(memory.v, v_stage, C)
+    return following(memory, tile, sizes, turn, C)
+
+
+@gluon.jit
+def following(memory, tile, sizes, turn, C: gl.constexpr):
+    """The number and the place of the next tile, which may be past the last one; of this one where programs leave."""
+    number = turn
+    if C.dynamic:
+        number = next_tile(memory, turn)
+        tile = locate(number, sizes, C)
+    return number, tile
 
 
 @gluon.jit
 def consume_tile(
     out, extras, memory, tile, sizes, factors, turn, count, WARPGROUP: gl.constexpr, C: gl.constexpr
 ):
-    """One tile of queries of this warpgroup; stages used so far."""
+    """``work``, or ``idle`` where this warpgroup has no row."""
     if C.has_idle and WARPGROUP > 0:
         if tile.first + WARPGROUP * 64 < sizes.M:
-            work(out, extras, memory, tile, sizes, factors, turn, count, WARPGROUP, C)
+            number, upcoming = work(out, extras, memory, tile, sizes, factors, turn, count, WARPGROUP, C)
         else:
-            idle(memory, tile, turn, count, WARPGROUP, C)
+            number, upcoming = idle(memory, tile, sizes, turn, count, WARPGROUP, C)
     else:
-        work(out, extras, memory, tile, sizes, factors, turn, count, WARPGROUP, C)
-    return count + tile.keys.stop - tile.keys.start
+        number, upcoming = work(out, extras, memory, tile, sizes, factors, turn, count, WARPGROUP, C)
+    return number, upcoming
 
 
 @gluon.jit
@@ -217,17 +230,16 @@ def consume(out, extras, memory, sizes, factors, WARPGROUP: gl.constexpr, C: gl.
     if C.warpgroups - 1 == WARPGROUP:
         named_barrier("arrive", TURN, 256)  # the first turn
     number = gl.program_id(0)
+    tile = locate(number, sizes, C)
     turn = number * 0
     count = turn
     if C.dynamic:
         while number < sizes.n_slots * sizes.n_planes:
-            count = consume_tile(
-                out, extras, memory, locate(number, sizes, C), sizes, factors, turn, count, WARPGROUP, C
-            )
-            number = next_tile(memory, turn)
+            used = tile.keys.stop - tile.keys.start
+            number, tile = consume_tile(out, extras, memory, tile, sizes, factors, turn, count, WARPGROUP, C)
+            count += used
             turn += 1
     else:
-        tile = locate(number, sizes, C)
         consume_tile(out, extras, memory, tile, sizes, factors, turn, count, WARPGROUP, C)
     tma_store_wait(0)
 

@@ -94,11 +94,12 @@ def key_tiles(first, M, N, left, right, C: gl.constexpr):
 def place(tile, n_slots, n_planes, together, HEAVY_LAST: gl.constexpr):
     """(slot, plane) of a tile: slots of ``together`` planes run side by side so that their keys stay in L2.
 
-    With ``HEAVY_LAST`` the last slot, which causal masks make the longest, comes first.
+    With ``HEAVY_LAST`` the last slot, which causal masks make the longest, comes first. A tile past the last one is
+    somewhere, too.
     """
     group = tile // (together * n_slots)
     inside = tile % (together * n_slots)
-    width = gl.minimum(together, n_planes - group * together)
+    width = gl.maximum(gl.minimum(together, n_planes - group * together), 1)
     slot = inside // width
     plane = group * together + inside % width
     if HEAVY_LAST:
@@ -189,14 +190,21 @@ def capped(s, scale, cap, C: gl.constexpr):
 
 
 @gluon.jit
-def distances(own, columns, C: gl.constexpr):
-    """fp32 ``|own - columns|``, without the sign's removal where no key is ahead.
+def raised(columns):
+    """fp32 ``2^23 + columns``: an integer below 2^23 in the low bits of the float 2^23 is a float that much higher.
 
-    An integer below 2^23 in the low bits of the float 2^23 is a float 2^23 higher: half an instruction per column, and no
-    register is needed to keep columns as floats. Exact up to 2^23 keys, and to the rounding of fp32 beyond.
+    Half an instruction per pair, where a conversion takes the slow unit; "impure" so that no register of the loop is spent
+    on keeping it.
     """
-    high = gl.cast(columns | 0x4B000000, gl.float32, bitcast=True)
-    ahead = (gl.cast(own, gl.float32) + 8388608.0)[:, None] - high[None, :]
+    return gl.inline_asm_elementwise(
+        "or.b32 $0, $1, 0x4B000000;", "=f,r", [columns], gl.float32, is_pure=False, pack=1
+    )
+
+
+@gluon.jit
+def distances(own, columns, C: gl.constexpr):
+    """fp32 ``|own - columns|``, without the sign's removal where no key is ahead; exact up to 2^23 keys."""
+    ahead = (gl.cast(own, gl.float32) + 8388608.0)[:, None] - raised(columns)[None, :]
     if not C.only_behind:
         ahead = gl.maximum(ahead, -ahead)
     return ahead
