@@ -145,6 +145,7 @@ def main() -> None:
     wanted = sys.argv[1:] or list(STAGES)
     if unknown := set(wanted) - set(STAGES):
         sys.exit(f"stages: expected some of {', '.join(STAGES)}, got {', '.join(sorted(unknown))}")
+    into = ROOT / "results" / folder(torch.cuda.get_device_name())
     results: list[dict[str, Any]] = []
     for line in ORDER:
         together = [stage for stage in line if stage in wanted]
@@ -153,10 +154,10 @@ def main() -> None:
         for stage, code in zip(together, codes, strict=True):
             results.append({"candidate": "attnproof", "stage": stage, "passed": code == 0})
             print(f"{stage}: {'passed' if code == 0 else 'FAILED'}", flush=True)
+        # after each line, so that a run that is cut short has said what it knows
+        write("device", "stages", {"command": "make gpu", "stages": wanted}, results, Path(into))
         if any(codes):
             break
-    into = ROOT / "results" / folder(torch.cuda.get_device_name())
-    write("device", "stages", {"command": "make gpu", "stages": wanted}, results, Path(into))
     sys.exit(0 if all(r["passed"] for r in results) else 1)
 
 
