@@ -45,6 +45,13 @@ def test_auto_takes_the_first_that_does_not_refuse() -> None:
 
 
 @pytest.mark.usefixtures("only_two")
+@pytest.mark.parametrize("name", sorted(dispatch.NEVER_AUTO))
+def test_what_is_only_for_who_names_it_is_passed_over(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatch.load(name), "why_not", lambda problem: None)
+    assert name == dispatch.choose(PROBLEM, name).name
+    assert dispatch.choose(PROBLEM).name not in dispatch.NEVER_AUTO
+
+
 def test_auto_never_takes_the_oracle(monkeypatch: pytest.MonkeyPatch) -> None:
     """It materialises N x N: a call that used to fit in memory would stop to do so, silently."""
     monkeypatch.setattr(streaming, "why_not", lambda problem: "it is closed today")
