@@ -44,7 +44,6 @@ def test_auto_takes_the_first_that_does_not_refuse() -> None:
     assert reference is dispatch.choose(PROBLEM, "reference")
 
 
-@pytest.mark.usefixtures("only_two")
 @pytest.mark.parametrize("name", sorted(dispatch.NEVER_AUTO))
 def test_what_is_only_for_who_names_it_is_passed_over(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatch.load(name), "why_not", lambda problem: None)
@@ -52,6 +51,7 @@ def test_what_is_only_for_who_names_it_is_passed_over(name: str, monkeypatch: py
     assert dispatch.choose(PROBLEM).name not in dispatch.NEVER_AUTO
 
 
+@pytest.mark.usefixtures("only_two")
 def test_auto_never_takes_the_oracle(monkeypatch: pytest.MonkeyPatch) -> None:
     """It materialises N x N: a call that used to fit in memory would stop to do so, silently."""
     monkeypatch.setattr(streaming, "why_not", lambda problem: "it is closed today")
