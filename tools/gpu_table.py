@@ -92,7 +92,9 @@ def host(rows: Rows) -> list[str]:
         [
             row["candidate"],
             f"{row['us']:.1f}",
-            "-" if row["us_in_graph"] == "nan" else f"{row['us_in_graph']:.1f}",  # records write NaN as a word
+            "-"
+            if row["us_in_graph"] == "nan"
+            else f"{row['us_in_graph']:.1f}",  # records write NaN as a word
         ]
         for row in rows
     )

@@ -1,7 +1,7 @@
 """Which backend serves a call: the first in a documented order that has no reason to refuse.
 
-``auto`` never picks ``reference``, nor for now ``hopper``. A *named* backend that refuses raises ``Unsupported`` with its own sentence: there
-is no silent fallback. ``explain`` shows the whole table.
+``auto`` never picks ``reference``, nor for now ``hopper``. A *named* backend that refuses raises ``Unsupported`` with
+its own sentence: there is no silent fallback. ``explain`` shows the whole table.
 """
 
 from __future__ import annotations
