@@ -27,6 +27,11 @@ def backends() -> tuple[str, ...]:
     return ORDER
 
 
+def automatic() -> tuple[str, ...]:
+    """Names of the backends that ``auto`` may choose, in its order."""
+    return tuple(name for name in ORDER if name not in NEVER_AUTO)
+
+
 def load(name: str) -> Backend:
     """The backend module of this name; its optional packages are not imported yet."""
     if name not in ORDER:
@@ -47,9 +52,7 @@ def choose(problem: Problem, name: str = "auto") -> Backend:
             raise Unsupported(name, reason)
         return backend
     reasons: dict[str, str] = {}
-    for candidate in ORDER:
-        if candidate in NEVER_AUTO:
-            continue
+    for candidate in automatic():
         backend = load(candidate)
         reason = backend.why_not(problem)
         if reason is None:
@@ -91,7 +94,7 @@ def explain(problem: Problem, name: str = "auto") -> Explanation:
     """The whole dispatch table for one problem."""
     reasons = {each: load(each).why_not(problem) for each in ORDER}
     if name == "auto":
-        able = [each for each, why in reasons.items() if why is None and each not in NEVER_AUTO]
+        able = [each for each in automatic() if reasons[each] is None]
     else:
         load(name)
         able = [name] if reasons[name] is None else []

@@ -326,7 +326,7 @@ def test_the_style_follows_the_backends_that_are_there(monkeypatch) -> None:
     """A plan for kernels that a user does not have would be no help."""
     names = {}
     for there in ((), ("hopper",)):
-        monkeypatch.setattr(resources, "backends", lambda there=there: there)
+        monkeypatch.setattr(resources, "automatic", lambda there=there: there)
         names[there] = [
             style_of(get("h200"), job(d, kernel)).name for d, kernel in ((128, "forward"), (256, "dkdv"))
         ]

@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from ..dispatch import backends
+from ..dispatch import automatic
 from ..errors import ShapeError, expected
 from .hardware import KIB, Hardware, dtype_size
 
@@ -101,11 +101,11 @@ HELD: Mapping[Pass, Held] = {
 
 
 def style_of(hardware: Hardware, job: Job) -> Style:
-    """The style of this project's kernels on a device."""
+    """The style of the kernels that a call gets on a device."""
     arch = hardware.arch
     if arch.startswith("sm_"):
         number = int(arch.removeprefix("sm_"))
-        if number == 90 and "hopper" in backends():
+        if number == 90 and "hopper" in automatic():
             wide = job.kernel == "dkdv" and job.head_dim + job.value_dim > 256
             return STYLES["split" if wide else "specialised"]
         return STYLES["wgmma" if number in (90, 100, 103) else "mma"]

@@ -77,11 +77,11 @@ def implementation(name: str) -> Callable[[Any, Any, Any, bool], Any]:
 
 def implementations() -> list[str]:
     """eager, sdpa and every fused backend of ours that serves a plain half-precision call on the GPU here."""
-    from ..dispatch import NEVER_AUTO, backends, load
+    from ..dispatch import automatic, load
     from ..problem import Problem
 
     plain = Problem("float16", "cuda", B=1, H=1, Hkv=1, M=1024, N=1024, D=64, Dv=64, scale=0.125)
-    able = [name for name in backends() if name not in NEVER_AUTO and load(name).why_not(plain) is None]
+    able = [name for name in automatic() if load(name).why_not(plain) is None]
     # the chunked torch fallback serves everything, and is not a fused kernel to be predicted as one
     return ["eager", "sdpa", *(name for name in able if name != "math")]
 
