@@ -7,6 +7,7 @@ configuration once.
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,18 @@ def test_the_machine_code_of_a_shipped_kernel_is_as_recorded(job: compile_matrix
     assert not row["serialised"]
     assert row["fits"]
     assert set(config.registers) <= set(row["splits"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("job", compile_matrix.covering(), ids=lambda job: f"{job.width}-{job.variant}")
+def test_no_mbarrier_is_made_in_memory_that_tiles_take_over(job: compile_matrix.Job) -> None:
+    """One that no warp uses is dead to the compiler, which gives its bytes to tiles; PTX forbids that for a live one."""
+    code = offline.compile_facts(configs.facts(job.problem()), job.dtype).asm["ttgir"]
+    made = re.findall(r"(%\w+) = ttg\.local_alloc : \(\) -> !ttg\.memdesc<\d+x1xi64", code)
+    used = re.findall(r"ttg\.warp_specialize\((.*?)\)", code)
+    assert made
+    assert len(used) == 1
+    assert [] == [each for each in made if each not in used[0].split(", ")]
 
 
 def test_the_record_is_whole_and_launchable() -> None:

@@ -250,15 +250,18 @@ def allocate(q, k, v, out, C: gl.constexpr):
     queries = gl.allocate_shared_memory(q.dtype, [C.warpgroups] + q.block_type.shape, q.layout)
     q_full = allocate_barriers(C.warpgroups, 1)
     q_empty = allocate_barriers(C.warpgroups, 1)
-    k_ring = allocate_ring(k, C.stages, C.warpgroups, KEYS_FREE)
-    v_ring = allocate_ring(v, C.stages, C.warpgroups, KEYS_FREE + C.stages)
+    k_ring = allocate_ring(k, KEYS_FREE, C)
+    v_ring = allocate_ring(v, KEYS_FREE + C.stages, C)
     if C.own_out:
         staged = gl.allocate_shared_memory(out.dtype, [C.warpgroups] + out.block_type.shape, out.layout)
     else:
         staged = queries
     drawn = gl.allocate_shared_memory(gl.int32, [2, 1], gl.SwizzledSharedLayout(1, 1, 1, [0]))
-    drawn_full = allocate_barriers(2, 1)
-    drawn_empty = allocate_barriers(2, C.warpgroups)
+    drawn_full = q_full
+    drawn_empty = q_empty
+    if C.dynamic:
+        drawn_full = allocate_barriers(2, 1)
+        drawn_empty = allocate_barriers(2, C.warpgroups)
     fence_async_shared()
     return Memory(queries, q_full, q_empty, k_ring, v_ring, staged, drawn, drawn_full, drawn_empty)
 

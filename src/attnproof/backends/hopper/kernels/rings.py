@@ -42,7 +42,7 @@ def pass_turn(WARPGROUP: gl.constexpr, WARPGROUPS: gl.constexpr):
 class Ring:
     """Stages [STAGES, 1, 1, rows, columns] in shared memory; a stage is full, then read, then empty again.
 
-    ``first`` is the named barrier of the first stage.
+    ``first`` is the named barrier of the first stage; with named barriers ``empty`` is not used.
     """
 
     tiles: gl.shared_memory_descriptor
@@ -68,11 +68,17 @@ def allocate_barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
 
 
 @gluon.jit
-def allocate_ring(desc, COUNT: gl.constexpr, READERS: gl.constexpr, first: gl.constexpr):
-    """COUNT stages of the blocks of a descriptor, each handed back by READERS warpgroups."""
-    tiles = gl.allocate_shared_memory(desc.dtype, [COUNT] + desc.block_type.shape, desc.layout)
-    full = allocate_barriers(COUNT, 1)
-    empty = allocate_barriers(COUNT, READERS)
+def allocate_ring(desc, first: gl.constexpr, C: gl.constexpr):
+    """Stages of the blocks of a descriptor, each handed back by every warpgroup.
+
+    An mbarrier that nobody waits at is not made: the compiler gives its memory to tiles, which a live mbarrier may not be.
+    """
+    tiles = gl.allocate_shared_memory(desc.dtype, [C.stages] + desc.block_type.shape, desc.layout)
+    full = allocate_barriers(C.stages, 1)
+    if C.named_release:
+        empty = full
+    else:
+        empty = allocate_barriers(C.stages, C.warpgroups)
     return Ring(tiles, full, empty, first)
 
 
