@@ -1,9 +1,9 @@
 """Compile the Hopper kernels without a GPU, and write what the assembler says to results/compile.
 
-Usage: hopper_matrix.py [PROCESSES]
+Usage: hopper_matrix.py [forward] [backward] [PROCESSES]      (both without words)
 
-One record per Triton version, as tools/compile_matrix.py does it for the portable kernels. A test compiles the shipped
-configurations and holds them to the record.
+One record per pass and Triton version, as tools/compile_matrix.py does it for the portable kernels. Tests compile the shipped
+configurations and hold them to the records.
 """
 
 from __future__ import annotations
@@ -11,23 +11,47 @@ from __future__ import annotations
 import json
 import multiprocessing
 import sys
+from collections.abc import Callable
 from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "src"))
 
-from attnproof.backends.hopper import compile_matrix  # noqa: E402
+from attnproof.backends.hopper import backward_matrix, compile_matrix  # noqa: E402
+
+
+def forward(job: compile_matrix.Job) -> list[dict[str, Any]]:
+    return [compile_matrix.row(job)]
+
+
+# pass: (record, jobs, rows of a job)
+PASSES: dict[str, tuple[str, Callable[[], list[Any]], Callable[[Any], list[dict[str, Any]]]]] = {
+    "forward": ("hopper", compile_matrix.jobs, forward),
+    "backward": ("hopper-backward", backward_matrix.jobs, backward_matrix.rows),
+}
 
 
 def main() -> None:
-    processes = int(sys.argv[1]) if len(sys.argv) > 1 else 2
-    with multiprocessing.get_context("spawn").Pool(processes, maxtasksperchild=10) as pool:
-        rows = []
-        for row in pool.imap_unordered(compile_matrix.row, compile_matrix.jobs()):
-            print(*row.values(), flush=True)
-            rows.append(row)
-    rows.sort(key=lambda row: (row["D"], row["Dv"], row["variant"], row["dtype"]))
+    words = sys.argv[1:]
+    if unknown := [word for word in words if word not in PASSES and not word.isdigit()]:
+        sys.exit(f"pass: expected {' or '.join(PASSES)}, got {', '.join(unknown)}")
+    processes = next((int(word) for word in words if word.isdigit()), 2)
+    for which in [word for word in PASSES if word in words] or PASSES:
+        name, jobs, rows_of = PASSES[which]
+        with multiprocessing.get_context("spawn").Pool(processes, maxtasksperchild=10) as pool:
+            rows: list[dict[str, Any]] = []
+            for part in pool.imap_unordered(rows_of, jobs()):
+                for row in part:
+                    print(*row.values(), flush=True)
+                rows += part
+        write(name, rows)
+
+
+def write(name: str, rows: list[dict[str, Any]]) -> None:
+    """One record; rows in the order of what names them."""
+    rows.sort(key=lambda row: tuple(row.get(at, "") for at in ("kernel", "D", "Dv", "variant", "dtype")))
     document = {
         "schema": "attnproof/record/1",
         "kind": "compile",
@@ -40,7 +64,7 @@ def main() -> None:
         },
         "results": rows,
     }
-    path = ROOT / "results" / "compile" / f"hopper-{compile_matrix.minor()}.json"
+    path = ROOT / "results" / "compile" / f"{name}-{compile_matrix.minor()}.json"
     path.write_text(json.dumps(document, indent=1) + "\n")
     print(path.relative_to(ROOT))
 

@@ -1,6 +1,6 @@
 """Hopper's backward kernels are compiled where there is no GPU, and their machine code may not get worse.
 
-results/compile/hopper-backward-<version>.json holds every kernel (tools/hopper_backward_matrix.py writes it).
+results/compile/hopper-backward-<version>.json holds every kernel (tools/hopper_matrix.py writes it).
 """
 
 from __future__ import annotations
@@ -22,9 +22,7 @@ NAMES = ("kernel", "D", "variant", "dtype")
 
 def recorded() -> dict[tuple[Any, ...], dict[str, Any]]:
     if not RECORD.is_file():
-        pytest.skip(
-            f"no record for Triton {compile_matrix.minor()}; tools/hopper_backward_matrix.py writes one"
-        )
+        pytest.skip(f"no record for Triton {compile_matrix.minor()}; tools/hopper_matrix.py writes one")
     return {tuple(row[name] for name in NAMES): row for row in json.loads(RECORD.read_text())["results"]}
 
 
