@@ -25,10 +25,9 @@ from attnproof.backends.triton.configs import Config, Pass
 from attnproof.ledger import hardware, tiles
 from attnproof.ledger.resources import STYLES, Job
 from attnproof.problem import Options, bind, bind_decode
-from gpu_measure import TOKENS, WIDTH, bench
+from gpu_measure import ROUNDS, TOKENS, WIDTH, bench, rotated
 from gpu_record import write
 
-ROUNDS = 3
 PLANNED = 2  # first choices of the planner that are timed
 SHARED = 232448
 WORKERS = 15
@@ -36,7 +35,7 @@ PROTOCOL = {
     "dtype": "bfloat16",
     "shape": f"B * N = {TOKENS} tokens, H * D = {WIDTH}",
     "timer": "triton do_bench (L2 flushed before each call)",
-    "statistic": f"median of {ROUNDS} rounds' medians, candidates in turn",
+    "statistic": f"median of {ROUNDS} rounds' medians, candidates in turn, each round from another one on",
 }
 
 
@@ -144,8 +143,8 @@ def timed(bucket: Bucket, found: dict[Config, str]) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     samples: dict[Config, list[float]] = {config: [] for config in found}
     reasons: dict[Config, str] = {}
-    for _ in range(ROUNDS):
-        for config in found:
+    for turn in range(ROUNDS):
+        for config in rotated(list(found), turn):
             if config in reasons:
                 continue
             try:

@@ -71,6 +71,10 @@ class Problem:
         """Remembered: every call looks plans up by its problem, several times."""
         return self._hash
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Without the remembered hash: strings hash otherwise in another process."""
+        return {name: x for name, x in self.__dict__.items() if name != "_hash"}
+
     @property
     def has_bias(self) -> bool:
         """Whether there is an additive bias."""

@@ -1,12 +1,18 @@
 from __future__ import annotations
 
+import os
+import pickle
+import subprocess
+import sys
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 import attnproof
 from attnproof import ShapeError, Unsupported, attention, dispatch, explain
 from attnproof.backends import reference, streaming
-from attnproof.problem import Options, bind, bind_decode
+from attnproof.problem import Options, Problem, bind, bind_decode
 
 Q = np.zeros((1, 2, 3, 4), np.float32)
 PROBLEM = bind(Q, Q, Q, Options()).problem
@@ -42,6 +48,28 @@ def test_every_backend_has_the_five_names() -> None:
 def test_auto_takes_the_first_that_does_not_refuse() -> None:
     assert streaming is dispatch.choose(PROBLEM)
     assert reference is dispatch.choose(PROBLEM, "reference")
+
+
+def test_a_problem_that_was_sent_to_another_process_is_found_again_there() -> None:
+    """Its hash is remembered, and strings hash otherwise there: sent along, it would hide every plan."""
+    sent = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "import pickle, sys; a, b = pickle.load(sys.stdin.buffer); print(hash(a) == hash(b))",
+        ],
+        input=pickle.dumps((PROBLEM, _fresh(PROBLEM))),
+        capture_output=True,
+        check=True,
+        env={**os.environ, "PYTHONHASHSEED": "7"},
+    )
+    assert b"True" == sent.stdout.strip()
+
+
+def _fresh(problem: Problem) -> Problem:
+    """An equal problem that has not been hashed."""
+    hash(problem)
+    return replace(problem)
 
 
 @pytest.mark.parametrize("name", sorted(dispatch.NEVER_AUTO))
