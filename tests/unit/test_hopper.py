@@ -149,7 +149,7 @@ def test_equal_problems_share_their_plans(monkeypatch: pytest.MonkeyPatch) -> No
 def test_tensors_that_cannot_be_described_go_to_triton_with_one_line(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launch, "_said", set())
+    device.say.cache_clear()
     monkeypatch.setattr(launch, "_plans", {})
     monkeypatch.setattr(launch, "_near", {})
     served: list[Problem] = []

@@ -15,7 +15,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("triton.experimental.gluon")
 
-from attnproof.backends.hopper import backprop, backward_configs, backward_launches, backward_offline  # noqa: E402
+from attnproof.backends.hopper import backprop, backward_configs, backward_launches, backward_offline, device  # noqa: E402
 from attnproof.backends.hopper.kernels import backward_keys, backward_pieces, backward_queries  # noqa: E402
 from attnproof.backends.triton.backprop import Given  # noqa: E402
 from attnproof.masks import BIG  # noqa: E402
@@ -318,10 +318,10 @@ class TestDeclines:
         assert "dq" in (reason or "")
 
     def test_it_is_said_once(self, caplog: pytest.LogCaptureFixture) -> None:
-        backprop.say.cache_clear()
+        device.say.cache_clear()
         with caplog.at_level(logging.WARNING):
-            backprop.say("a sentence")
-            backprop.say("a sentence")
+            device.say("a sentence")
+            device.say("a sentence")
         assert ["a sentence"] == [record.message for record in caplog.records]
 
 

@@ -9,7 +9,6 @@ describe, or that ask for what these kernels do not make, run there as a whole; 
 from __future__ import annotations
 
 import functools
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,11 +23,9 @@ from ..triton import registry
 from ..triton.backprop import Given
 from . import backward_configs as configs
 from . import backward_launches as launches
+from . import device
 from .arguments import ALIGNMENT, undescribable
 from .backward_launches import Launch
-
-logger = logging.getLogger(__name__)
-
 
 MAX_ROUTES = 4096  # a runaway of shapes must not hold memory for ever
 
@@ -80,15 +77,9 @@ def route_of(problem: Problem, tensors: Tensors, given: Given) -> Route:
             _routes.clear()
         reason = declines(problem, tensors, given)
         if reason is not None:
-            say(f"hopper: {reason}; triton serves such gradients")
+            device.say(f"hopper: {reason}; triton serves such gradients")
         route = _routes[key] = Route(reason)
     return route
-
-
-@functools.cache
-def say(sentence: str) -> None:
-    """Log a sentence, once."""
-    logger.warning(sentence)
 
 
 def declines(problem: Problem, tensors: Tensors, given: Given) -> str | None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import triton
 import triton.language.core as core
 from triton._C import libtriton
 from triton.experimental import gluon
@@ -60,12 +59,6 @@ __all__ = [
     "tma_load",
     "tma_store",
     "tma_store_wait",
-    "version",
     "warpgroup_mma",
     "warpgroup_mma_wait",
 ]
-
-
-def version() -> str:
-    """Triton's version as "3.6"."""
-    return ".".join(triton.__version__.split(".")[:2])

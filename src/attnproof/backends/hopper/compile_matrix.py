@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import platform
 from typing import Any, NamedTuple
-
-import torch
-import triton
 
 from ...masks import BIG
 from ...problem import Problem
+from ..triton.compile_matrix import minor, versions
 from . import configs, offline
+
+__all__ = ["VARIANTS", "Job", "covering", "jobs", "minor", "row", "versions"]
 
 LENGTH = 8192
 # option -> what it changes in a problem
@@ -85,13 +84,3 @@ def row(job: Job) -> dict[str, Any]:
     facts = configs.facts(job.problem())
     found = offline.inspect(offline.compile_facts(facts, job.dtype))
     return {**job.identity(), **found.row(), "fits": found.shared <= offline.SHARED_LIMIT}
-
-
-def minor() -> str:
-    """Triton's version as "3.6"; records are per version, because compilers differ."""
-    return ".".join(triton.__version__.split(".")[:2])
-
-
-def versions() -> dict[str, str]:
-    """What decides the numbers."""
-    return {"python": platform.python_version(), "torch": torch.__version__, "triton": triton.__version__}

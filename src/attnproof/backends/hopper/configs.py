@@ -1,7 +1,7 @@
 """How forward kernels are cut, by head dim and shape of the mask, and what a kernel is compiled for.
 
-Measured on an H200 with Triton 3.6, bfloat16, B * N = 16384 tokens, H * D = 2048; the prototype of these kernels was
-timed, not yet these kernels themselves, so no row names a record.
+Rows were chosen on an H200 with Triton 3.6, bfloat16, B * N = 16384 tokens, H * D = 2048, by times of a prototype of these
+kernels. The kernels themselves are timed in results/h200/attention.json, their rows not yet against others.
 """
 
 from __future__ import annotations

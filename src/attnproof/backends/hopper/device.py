@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import functools
 import importlib
+import logging
 import warnings
 
 import torch
 import triton
 
+logger = logging.getLogger(__name__)
 CAPABILITY = (9, 0)
 _FAILED: list[str] = []  # why kernels do not compile with this Triton, if so
 
@@ -46,3 +48,9 @@ def failed(error: Exception) -> None:
 def broken() -> bool:
     """Whether compiling has failed in this process."""
     return bool(_FAILED)
+
+
+@functools.cache
+def say(sentence: str) -> None:
+    """Log a sentence, once."""
+    logger.warning(sentence)

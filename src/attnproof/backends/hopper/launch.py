@@ -6,7 +6,6 @@ kernel did not compile (newer versions of Triton may change Gluon).
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +21,6 @@ from . import arguments as args
 from . import backprop, configs, counters, device, launcher
 from .kernels.forward import forward_kernel
 
-logger = logging.getLogger(__name__)
 MAX_PLANS = 4096  # a runaway of shapes must not hold memory for ever
 MAX_NEAR = 512  # torch.compile makes an equal problem anew in every call
 # said aloud because the compiler's own default changes in 3.10
@@ -53,7 +51,6 @@ class Plan:
 _plans: dict[Problem, dict[Any, Plan]] = {}
 # the same by the identity of a problem, which is kept so that its id stays its own: hashing one costs half a launch
 _near: dict[int, tuple[Problem, dict[Any, Plan]]] = {}
-_said: set[str] = set()
 
 
 def forward(problem: Problem, tensors: Tensors) -> tuple[Any, Any]:
@@ -148,7 +145,7 @@ def make_plan(problem: Problem, tensors: Tensors) -> Plan:
     facts = configs.facts(problem)
     reason = args.undescribable(q=q, k=tensors.k, v=tensors.v) if problem.N else None
     if reason:
-        say(f"hopper: {reason}; triton serves such calls")
+        device.say(f"hopper: {reason}; triton serves such calls")
         return Plan(facts, 0, (), elsewhere=reason)
     units = multiprocessors(q.get_device())
     numbers = (*args.factors(problem, facts), *args.numbers(problem, facts, tensors))
@@ -160,13 +157,6 @@ def make_plan(problem: Problem, tensors: Tensors) -> Plan:
         like_q=problem.Dv == problem.D and rows.is_contiguous(),
         lse=torch.empty(1, dtype=torch.float32, device=q.device).expand(problem.out_shape[:-1]),
     )
-
-
-def say(sentence: str) -> None:
-    """Log a sentence, once."""
-    if sentence not in _said:
-        _said.add(sentence)
-        logger.warning(sentence)
 
 
 def run(plan: Plan, tensors: Tensors, out: Any, lse: Any) -> None:
