@@ -66,6 +66,15 @@ def verify(
         str, typer.Option("--case", metavar="TEXT", help="Only cases whose id contains TEXT.")
     ] = "",
     seed: Annotated[int, typer.Option("--seed", help="Seed of the inputs.")] = 0,
+    jobs: Annotated[
+        int | None,
+        typer.Option(
+            "--jobs",
+            "-j",
+            min=0,
+            help="Worker processes, 0 for none. Default: none on a CPU, up to 4 on a GPU.",
+        ),
+    ] = None,
     device: Annotated[
         str | None, typer.Option("--device", help="cpu or cuda; default: where the kernel runs.")
     ] = None,
@@ -91,7 +100,14 @@ def verify(
     kernels = session.choose(candidate or [], backend or [], device)
     _print_absent(console, kernels)
     sharpness = "classics" if chosen in ("quick", "smoke") else "smoke"
-    plan = session.Plan(tier=chosen, cases=cases, seed=seed, sharpness=sharpness, adversarial=adversarial)
+    plan = session.Plan(
+        tier=chosen,
+        cases=cases,
+        seed=seed,
+        sharpness=sharpness,
+        adversarial=adversarial,
+        jobs=session.default_jobs(kernels, adversarial) if jobs is None else jobs,
+    )
     document = session.run(kernels, plan, progress)
     _print(console, document)
     _write(console, document, output)

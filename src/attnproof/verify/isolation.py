@@ -99,7 +99,7 @@ def _serve(pipe: Any, word: str, device: str, variables: dict[str, str]) -> None
 
 def isolated(candidate: Candidate, variables: dict[str, str] | None = None) -> Candidate:
     """The same candidate behind a process boundary, with some environment variables set there."""
-    child = _Child(candidate.name, candidate.device, variables or {})
+    child = _Child(candidate.word or candidate.name, candidate.device, variables or {})
 
     def call(inputs: Inputs) -> Outputs:
         # other values than those of (case, seed) cannot be asked for across the boundary
