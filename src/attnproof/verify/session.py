@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Any
 
 from attnproof.cases import Case
@@ -30,6 +31,7 @@ class Plan:
         adversarial: child processes, hidden seeds and shapes that nobody saw before.
         jobs: worker processes that share the cases; 0 judges in this process.
         patience: seconds until a silent worker is taken for dead.
+        budget: seconds after which workers begin no further case of a kernel; what is left is skipped.
     """
 
     tier: str
@@ -39,6 +41,7 @@ class Plan:
     adversarial: bool = False
     jobs: int = 0
     patience: float = isolation.PATIENCE
+    budget: float = inf
 
 
 @dataclass(frozen=True)

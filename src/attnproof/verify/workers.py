@@ -151,6 +151,7 @@ class Pool:
         self.queue: deque[Task] = deque()
         self.workers: list[Worker] = []
         self.failed_starts = 0
+        self.until = time.monotonic() + plan.budget
 
     def run(self, tasks: Sequence[Task]) -> None:
         """Until every task has its answer."""
@@ -172,6 +173,8 @@ class Pool:
             self.workers = []
 
     def _hand_out(self) -> None:
+        if time.monotonic() > self.until:
+            self._give_up()
         idle = [worker for worker in self.workers if worker.task is None]
         while self.queue and (idle or len(self.workers) < self.plan.jobs):
             task = self.queue.popleft()
@@ -183,6 +186,19 @@ class Pool:
                 idle.append(Worker(self.kernels, self.plan))
                 self.workers.append(idle[-1])
             idle.pop().ask(task)
+
+    def _give_up(self) -> None:
+        """The time is over: what has not begun is skipped, and says so."""
+        why = f"not begun within {self.plan.budget:.0f} s"
+        while self.queue:
+            task = self.queue.popleft()
+            for number in task.of:
+                status = suite.FAIL if task.before else suite.SKIP
+                self._store(
+                    number,
+                    replace(task, before=""),
+                    [self._verdict(number, task, task.before or why, status)],
+                )
 
     def _listen(self, worker: Worker) -> None:
         task = worker.task
@@ -237,7 +253,8 @@ class Pool:
             return
         number, *rest = task.of[worker.answered :] or task.of[-1:]
         if task.before or not again:
-            self._store(number, task, [self._verdict(number, task, why)])
+            status = suite.INVALID if task.case is None else suite.FAIL
+            self._store(number, task, [self._verdict(number, task, why, status)])
             if task.case is not None:
                 self.queue.append(Task(task.case, tuple(rest), power=True))
             return
@@ -245,13 +262,11 @@ class Pool:
             self.queue.appendleft(Task(task.case, tuple(rest), power=True))
         self.queue.appendleft(Task(task.case, (number,), power=True, before=why))
 
-    def _verdict(self, number: int, task: Task, why: str) -> dict[str, Any]:
-        candidate = self.known[number]
+    def _verdict(self, number: int, task: Task, why: str, status: str) -> dict[str, Any]:
+        candidate, seed = self.known[number], self.plan.seed
         if task.case is None:
-            return steps.guards_of(candidate, self.plan.seed, suite.INVALID, why, {})
-        return steps.entry(
-            suite.Verdict(task.case, candidate.name, suite.FAIL, self.plan.seed, why), candidate
-        )
+            return steps.guards_of(candidate, seed, status, why, {})
+        return steps.entry(suite.Verdict(task.case, candidate.name, status, seed, why), candidate)
 
 
 def _twice(entry: dict[str, Any], before: str, candidate: Candidate) -> dict[str, Any]:
