@@ -18,7 +18,7 @@ from multiprocessing import connection, get_context
 from typing import TYPE_CHECKING, Any
 
 from attnproof.cases import Case
-from attnproof.verify import steps, suite
+from attnproof.verify import isolation, records, steps, suite
 from attnproof.verify.candidate import Candidate
 
 if TYPE_CHECKING:
@@ -122,6 +122,11 @@ class Worker:
         self.answered = 0
         self.since = time.monotonic()
 
+    @property
+    def waits_for_kernel(self) -> bool:
+        """Whether what it does now is somebody's kernel; the oracle may take its time."""
+        return self.task is not None and (not self.ready or self.answered < len(self.task.of))
+
     def ask(self, task: Task) -> None:
         """Send it a task."""
         self.task, self.answered, self.since = task, 0, time.monotonic()
@@ -162,9 +167,11 @@ class Pool:
                 busy = {worker.pipe: worker for worker in self.workers if worker.task}
                 for pipe in connection.wait(list(busy), timeout=1.0):
                     self._listen(busy[pipe])  # type: ignore[index]
-                for worker in [one for one in self.workers if one.task]:
-                    if time.monotonic() - worker.since > self.plan.patience:
-                        self._lost(worker, f"no answer in {self.plan.patience:.0f} s", grace=0.0, again=False)
+                for worker in [one for one in self.workers if one.waits_for_kernel]:
+                    # importing a framework is no case
+                    patience = self.plan.patience if worker.ready else isolation.PATIENCE
+                    if time.monotonic() - worker.since > patience:
+                        self._lost(worker, f"no answer in {patience:.0f} s", grace=0.0, again=False)
         finally:
             for worker in self.workers:
                 worker.pipe.close()
@@ -217,7 +224,7 @@ class Pool:
             self.found.powerless[task.case.id] = payload
             self.tick(f"power of {task.label}")
         elif what == "results":
-            worker.answered += 1
+            worker.answered, worker.since = worker.answered + 1, time.monotonic()
             self._store(number, task, payload)
         elif what == "lost":
             self._lost(worker, payload, grace=0.0)
@@ -247,9 +254,7 @@ class Pool:
             self.queue.appendleft(task)
             return
         if not task.of:
-            if task.before or task.case is None:
-                raise RuntimeError(f"{task.label}: {why}")
-            self.queue.appendleft(replace(task, before=why))
+            self._lost_without_kernel(task, why)
             return
         number, *rest = task.of[worker.answered :] or task.of[-1:]
         if task.before or not again:
@@ -261,6 +266,17 @@ class Pool:
         if rest:
             self.queue.appendleft(Task(task.case, tuple(rest), power=True))
         self.queue.appendleft(Task(task.case, (number,), power=True, before=why))
+
+    def _lost_without_kernel(self, task: Task, why: str) -> None:
+        """Our own part took a process with it, twice: the self-test ends the run, a case counts as one without power."""
+        if not task.before:
+            self.queue.appendleft(replace(task, before=why))
+        elif task.case is None:
+            raise RuntimeError(f"{task.label}: {why}")
+        else:
+            reason = f"its power could not be told: {why}"
+            verdict = suite.Verdict(task.case, "decoy", suite.POWERLESS, self.plan.seed, reason)
+            self.found.powerless[task.case.id] = [records.from_verdict(verdict)]
 
     def _verdict(self, number: int, task: Task, why: str, status: str) -> dict[str, Any]:
         candidate, seed = self.known[number], self.plan.seed
