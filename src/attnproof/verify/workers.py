@@ -20,22 +20,12 @@ from typing import TYPE_CHECKING, Any
 from attnproof.cases import Case
 from attnproof.verify import isolation, records, steps, suite
 from attnproof.verify.candidate import Candidate
+from attnproof.verify.isolation import GRACE, LOST_CONTEXT, exit_words
 
 if TYPE_CHECKING:
     from attnproof.verify.session import Plan
 
-GRACE = 2.0  # seconds that a worker gets to end by itself
 STARTS = 3  # processes in a row that may die before their first question
-# sentences of drivers after which a process is of no more use
-LOST_CONTEXT = (
-    "CUDA error",
-    "HIP error",
-    "CUDA driver error",
-    "illegal memory access",
-    "misaligned address",
-    "device-side assert",
-    "unspecified launch failure",
-)
 
 
 @dataclass(frozen=True)
@@ -142,7 +132,7 @@ class Worker:
             self.process.kill()
             self.process.join()
             return "had to be stopped"
-        return f"signal {-code}" if code < 0 else f"exit code {code}"
+        return exit_words(code)
 
 
 class Pool:
