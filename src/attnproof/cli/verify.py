@@ -21,6 +21,20 @@ MISSED_SHARE = 0.1  # of the broken kernels, by the smoke tier; `standard` misse
 DEFAULT_REPORT = Path("reports") / "verify.html"
 
 
+DeviceOption = Annotated[
+    str | None, typer.Option("--device", help="cpu or cuda; default: where the kernel runs.")
+]
+JobsOption = Annotated[
+    int | None,
+    typer.Option(
+        "--jobs",
+        "-j",
+        min=0,
+        help="Worker processes, 0 for none. Default: none on a CPU, up to 4 on a GPU.",
+    ),
+]
+
+
 @dataclass(frozen=True)
 class Output:
     """Where the results go."""
@@ -66,18 +80,8 @@ def verify(
         str, typer.Option("--case", metavar="TEXT", help="Only cases whose id contains TEXT.")
     ] = "",
     seed: Annotated[int, typer.Option("--seed", help="Seed of the inputs.")] = 0,
-    jobs: Annotated[
-        int | None,
-        typer.Option(
-            "--jobs",
-            "-j",
-            min=0,
-            help="Worker processes, 0 for none. Default: none on a CPU, up to 4 on a GPU.",
-        ),
-    ] = None,
-    device: Annotated[
-        str | None, typer.Option("--device", help="cpu or cuda; default: where the kernel runs.")
-    ] = None,
+    jobs: JobsOption = None,
+    device: DeviceOption = None,
     html: Annotated[Path, typer.Option("--html", metavar="PATH", help="The report.")] = DEFAULT_REPORT,
     junit: Annotated[Path | None, typer.Option("--junit", metavar="PATH", help="JUnit XML.")] = None,
     json_path: JsonOption = None,
@@ -99,12 +103,11 @@ def verify(
         raise ValueError(f"--case: expected a part of a case id of tier {chosen}, got {only!r}")
     kernels = session.choose(candidate or [], backend or [], device)
     _print_absent(console, kernels)
-    sharpness = "classics" if chosen in ("quick", "smoke") else "smoke"
     plan = session.Plan(
         tier=chosen,
         cases=cases,
         seed=seed,
-        sharpness=sharpness,
+        sharpness="classics" if chosen in ("quick", "smoke") else "smoke",
         adversarial=adversarial,
         jobs=session.default_jobs(kernels, adversarial) if jobs is None else jobs,
     )
@@ -206,7 +209,7 @@ def explain_case(
     ] = "attnproof:streaming",
     mutant: Annotated[str, typer.Option("--mutant", help="A broken kernel of the self-test instead.")] = "",
     seed: Annotated[int, typer.Option("--seed", help="Seed of the inputs.")] = 0,
-    device: Annotated[str | None, typer.Option("--device", help="cpu or cuda.")] = None,
+    device: DeviceOption = None,
     json_path: JsonOption = None,
 ) -> bool:
     """Replay one case of one kernel and show its worst row."""
