@@ -24,6 +24,7 @@ DEFAULT_REPORT = Path("reports") / "verify.html"
 DeviceOption = Annotated[
     str | None, typer.Option("--device", help="cpu or cuda; default: where the kernel runs.")
 ]
+SeedOption = Annotated[int, typer.Option("--seed", help="Seed of the inputs.")]
 JobsOption = Annotated[
     int | None,
     typer.Option(
@@ -79,7 +80,7 @@ def verify(
     only: Annotated[
         str, typer.Option("--case", metavar="TEXT", help="Only cases whose id contains TEXT.")
     ] = "",
-    seed: Annotated[int, typer.Option("--seed", help="Seed of the inputs.")] = 0,
+    seed: SeedOption = 0,
     jobs: JobsOption = None,
     device: DeviceOption = None,
     html: Annotated[Path, typer.Option("--html", metavar="PATH", help="The report.")] = DEFAULT_REPORT,
@@ -103,13 +104,10 @@ def verify(
         raise ValueError(f"--case: expected a part of a case id of tier {chosen}, got {only!r}")
     kernels = session.choose(candidate or [], backend or [], device)
     _print_absent(console, kernels)
+    jobs = session.default_jobs(kernels, adversarial) if jobs is None else jobs
+    sharpness = "classics" if chosen in ("quick", "smoke") else "smoke"
     plan = session.Plan(
-        tier=chosen,
-        cases=cases,
-        seed=seed,
-        sharpness="classics" if chosen in ("quick", "smoke") else "smoke",
-        adversarial=adversarial,
-        jobs=session.default_jobs(kernels, adversarial) if jobs is None else jobs,
+        tier=chosen, cases=cases, seed=seed, sharpness=sharpness, adversarial=adversarial, jobs=jobs
     )
     document = session.run(kernels, plan, progress)
     _print(console, document)
@@ -208,7 +206,7 @@ def explain_case(
         str, typer.Option("--candidate", "-c", metavar="LOADER", help="The kernel.")
     ] = "attnproof:streaming",
     mutant: Annotated[str, typer.Option("--mutant", help="A broken kernel of the self-test instead.")] = "",
-    seed: Annotated[int, typer.Option("--seed", help="Seed of the inputs.")] = 0,
+    seed: SeedOption = 0,
     device: DeviceOption = None,
     json_path: JsonOption = None,
 ) -> bool:
