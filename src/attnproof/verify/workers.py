@@ -80,12 +80,16 @@ def run(
 
 
 def _tasks(candidates: Sequence[Candidate], numbers: Sequence[int], plan: Plan) -> list[Task]:
-    """Probes first, then the cases that take longest, so that nothing long is left for the end."""
+    """Probes first, then the cases that take longest, so that nothing long is left for the end.
+
+    On a GPU that is compiling, and most of it for gradients; elsewhere the products.
+    """
     by_case: dict[Case, list[int]] = {}
     for case in plan.cases:
         for number in numbers:
             by_case.setdefault(steps.served(case, candidates[number]), []).append(number)
-    cases = sorted(by_case, key=_size, reverse=True)
+    compiled = any(candidates[number].device != "cpu" for number in numbers)
+    cases = sorted(by_case, key=lambda case: (compiled and case.backward, _size(case)), reverse=True)
     return [*(Task(None, (number,)) for number in numbers), *(Task(c, tuple(by_case[c])) for c in cases)]
 
 
