@@ -156,8 +156,9 @@ def _text(values: Sequence[float]) -> str:
 def all_findings() -> tuple[Finding, ...]:
     """Every finding, CPU first."""
     from attnproof.verify.findings_cpu import FINDINGS as CPU
+    from attnproof.verify.findings_gpu import FINDINGS as GPU
 
-    return CPU
+    return (*CPU, *GPU)
 
 
 def markdown() -> str:
