@@ -206,7 +206,7 @@ def make_key_program(
     M, N, H, Hkv, left, right, n_slots, n_planes, together, scale, cap, unit,
     WARPGROUPS: gl.constexpr, BLOCK_M: gl.constexpr, STAGES: gl.constexpr, WIDTH: gl.constexpr,
     GROUPED: gl.constexpr, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr,
-    HAS_SOFTCAP: gl.constexpr, HAS_ALIBI: gl.constexpr,
+    HAS_SOFTCAP: gl.constexpr, HAS_ALIBI: gl.constexpr, RELEASED_TOGETHER: gl.constexpr,
 ):  # fmt: skip
     """Place a program and lay out its shared memory."""
     slot, plane = place(gl.program_id(0), n_slots, n_planes, together, False)
@@ -221,7 +221,7 @@ def make_key_program(
     v = gl.allocate_shared_memory(v_desc.dtype, [WARPGROUPS] + v_desc.block_type.shape, v_desc.layout)
     ready = allocate_barriers(1, 1).index(0)
     q = make_rows(q_desc, STAGES, BLOCK_M, 2)
-    dout = make_rows(do_desc, STAGES, BLOCK_M, 2)
+    dout = make_rows(do_desc, STAGES, BLOCK_M, 0 if RELEASED_TOGETHER else 2)
     fence_async_shared()
     return KeyProgram(
         q, dout, k, v, ready, walk, score, slopes, stride_slopeb, stride_slopeh,
@@ -256,7 +256,7 @@ def dkdv_kernel(
     program = make_key_program(
         q_desc, k_desc, v_desc, do_desc, slopes, stride_slopeb, stride_slopeh,
         M, N, H, Hkv, left, right, n_slots, n_planes, together, scale, cap, unit,
-        2, BLOCK_M, STAGES, WIDTH, GROUPED, HAS_LEFT, HAS_RIGHT, HAS_SOFTCAP, HAS_ALIBI,
+        2, BLOCK_M, STAGES, WIDTH, GROUPED, HAS_LEFT, HAS_RIGHT, HAS_SOFTCAP, HAS_ALIBI, False,
     )  # fmt: skip
     gl.warp_specialize(
         [
