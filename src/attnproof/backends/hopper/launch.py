@@ -183,8 +183,7 @@ def run(plan: Plan, tensors: Tensors, out: Any, lse: Any) -> None:
     pointers = (lse, counter, slopes, sink)
     lists: tuple[Any, ...] = ()
     if plan.facts.listed:
-        found = listings.lists(plan.problem, tensors, listings.Cut(plan.facts.block_m, plan.facts.block_n))
-        lists = tuple(x for x in found if x is not None)
+        lists = listed(plan, tensors)
     if plan.fast is not None:
         addresses = [x.data_ptr() for x in (q, k, v, out, *pointers, *lists)]
         plan.fast(stream, *addresses)
@@ -197,6 +196,15 @@ def run(plan: Plan, tensors: Tensors, out: Any, lse: Any) -> None:
     )
     plan.compiled = compiled
     plan.fast = launcher.adopt(compiled, plan.programs, descriptors, POINTERS + len(lists), plan.numbers)
+
+
+def listed(plan: Plan, tensors: Tensors) -> tuple[Any, ...]:
+    """The list of tiles, and bounds if there are some."""
+    problem, facts = plan.problem, plan.facts
+    cut = listings.Cut(facts.block_m, facts.block_n, args.slots(problem, facts.block_m))
+    bounds = listings.bounds_of(tensors)
+    tiles = listings.query_tiles(problem, tensors, bounds, cut)
+    return (tiles,) if bounds is None else (tiles, bounds)
 
 
 def fill_without_keys(lse: Any, sink: Any) -> Any:

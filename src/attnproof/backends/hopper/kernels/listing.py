@@ -7,7 +7,8 @@ A list is int32: a head of ``HEAD`` numbers (tiles per list, lists), then ``WIDT
     7 start    8 full_start    9 full_stop    10 stop of the tiles of keys, as in ``pieces.Keys``
 
 Dense rows have one list per sequence that bounds tell apart; packed rows have one list for all sequences, without empty
-tiles. Warps that walk the same tiles read the same numbers, so that they cannot come to disagree.
+tiles between others: entries behind the last tile are of a sequence without rows and keys, and say that its one tile of
+keys, all zeros, is visited. Warps that walk the same tiles read the same numbers, so that they cannot come to disagree.
 """
 
 import triton
@@ -119,16 +120,16 @@ def list_tiles_kernel(
     if tl.program_id(0) == 0:
         tl.store(tiles, n_tiles)
         tl.store(tiles + 1, tl.num_programs(0) // n_slots)
-    if slot < n_tiles:
-        entry = tiles + HEAD_NUMBERS + tl.program_id(0) * ENTRY
-        tl.store(entry, tl.minimum(b, tl.maximum(B - 1, 0)))
-        tl.store(entry + 1, real.to(tl.int32))
-        tl.store(entry + 2, first)
-        tl.store(entry + 3, n_rows)
-        tl.store(entry + 4, row)
-        tl.store(entry + 5, n_keys)
-        tl.store(entry + 6, k_row)
-        tl.store(entry + 7, start)
-        tl.store(entry + 8, full_start)
-        tl.store(entry + 9, full_stop)
-        tl.store(entry + 10, stop)
+    exists = slot < n_tiles
+    entry = tiles + HEAD_NUMBERS + tl.program_id(0) * ENTRY
+    tl.store(entry, tl.minimum(b, tl.maximum(B - 1, 0)))
+    tl.store(entry + 1, (real & exists).to(tl.int32))
+    tl.store(entry + 2, tl.where(exists, first, 0))
+    tl.store(entry + 3, tl.where(exists, n_rows, 0))
+    tl.store(entry + 4, tl.where(exists, row, 0))
+    tl.store(entry + 5, tl.where(exists, n_keys, 0))
+    tl.store(entry + 6, tl.where(exists, k_row, 0))
+    tl.store(entry + 7, tl.where(exists, start, 0))
+    tl.store(entry + 8, tl.where(exists, full_start, 0))
+    tl.store(entry + 9, tl.where(exists, full_stop, 0))
+    tl.store(entry + 10, tl.where(exists, stop, 1))
