@@ -1,0 +1,66 @@
+"""The lists of tiles of a call, made on the device before the kernel that walks them; see ``kernels.listing``."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ...masks import BIG
+from ...problem import Problem, Tensors
+from ..triton import registry, summaries
+from ..triton.configs import Config
+from ..triton.plan import Plan
+from .kernels.listing import HEAD, WIDTH, list_tiles_kernel
+from .kernels.listing_keys import list_keys_kernel
+
+OPTIONS = Config(1, 1, 4, 1)  # the sizes of its tiles are those of the kernel that walks them
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Tiles of the kernel that walks a list, ``own`` side and ``streamed`` side, and how many tiles it may have."""
+
+    own: int
+    streamed: int
+    n_slots: int
+
+
+def bounds_of(t: Tensors) -> Any:
+    """Bounds as the kernels index them."""
+    return None if t.bounds is None else t.bounds.contiguous()
+
+
+def query_tiles(problem: Problem, t: Tensors, bounds: Any, cut: Cut) -> Any:
+    """The list of tiles of queries, made on the current stream of the current device."""
+    named = {"BLOCK_M": cut.own, "BLOCK_N": cut.streamed, "ROWS": 1 << (cut.own - 1).bit_length()}
+    return _make(list_tiles_kernel, problem, t, bounds, cut, named)
+
+
+def key_tiles(problem: Problem, t: Tensors, bounds: Any, cut: Cut, queries: Cut) -> Any:
+    """The list of tiles of keys; ``queries`` is how row statistics lie."""
+    nothing = (queries.n_slots - 1) * queries.own
+    named = {"KEYS": cut.own, "BLOCK_M": cut.streamed, "QUERIES": queries.own, "nothing": nothing}
+    return _make(list_keys_kernel, problem, t, bounds, cut, named)
+
+
+def _make(kernel: Any, problem: Problem, t: Tensors, bounds: Any, cut: Cut, named: dict[str, int]) -> Any:
+    packed = problem.rows == "packed"
+    programs = cut.n_slots * (1 if packed else summaries.batches(bounds))
+    tiles = torch.empty(HEAD + programs * WIDTH, dtype=torch.int32, device=t.q.device)
+    arrays = (tiles, bounds, t.cu_q, t.cu_k)
+
+    def build() -> Plan:
+        tokens = problem.tokens if packed else (problem.M, problem.N)
+        whole = {
+            **{"M": tokens[0], "N": tokens[1], "B": problem.B},
+            **{"left": problem.left, "right": problem.right, "n_slots": cut.n_slots},
+            **{"PACKED": packed, "HAS_BOUNDS": bounds is not None, "TOP_LEFT": problem.top_left},
+            **{"HAS_LEFT": problem.left < BIG, "HAS_RIGHT": problem.right < BIG or problem.top_left},
+            **named,
+        }
+        return Plan(kernel, programs, len(arrays), whole, OPTIONS)
+
+    registry.run("list tiles", problem, arrays, build, kernel, cut, programs)
+    return tiles
