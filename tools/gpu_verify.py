@@ -173,6 +173,8 @@ def arguments(words: Sequence[str]) -> argparse.Namespace:
 def main() -> None:
     """Run as a script."""
     asked = arguments(sys.argv[1:])
+    # two dozen processes share the cores, and none of them knows of the others
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         if not asked.warm:
             # cold means cold, whatever ran here before; workers inherit this
