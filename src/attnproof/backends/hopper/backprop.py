@@ -101,6 +101,8 @@ def declines(problem: Problem, tensors: Tensors, given: Given) -> str | None:
     if max(problem.D, problem.Dv) > configs.WIDTHS[-1]:
         return f"holds head dims up to {configs.WIDTHS[-1]}"
     q, k, v = tensors[:3]
+    if problem.rows == "packed" and problem.B == 0:
+        return "has nothing to compute where there is no sequence"
     if min(*q.shape, *v.shape) == 0:
         return "has nothing to compute where an axis is empty"
     if given.out.stride(-1) != 1:

@@ -40,8 +40,7 @@ def query_tiles(problem: Problem, t: Tensors, bounds: Any, cut: Cut) -> Any:
 
 def key_tiles(problem: Problem, t: Tensors, bounds: Any, cut: Cut, queries: Cut) -> Any:
     """The list of tiles of keys; ``queries`` is how row statistics lie."""
-    nothing = (queries.n_slots - 1) * queries.own
-    named = {"KEYS": cut.own, "BLOCK_M": cut.streamed, "QUERIES": queries.own, "nothing": nothing}
+    named = {"KEYS": cut.own, "BLOCK_M": cut.streamed, "QUERIES": queries.own, "nothing": queries.n_slots - 1}
     return _make(list_keys_kernel, problem, t, bounds, cut, named)
 
 

@@ -246,7 +246,8 @@ def read_entry(
     if PACKED:
         b = gl.load(entry)
         k_row = gl.load(entry + 3)
-        stat = gl.load(entry + 6).to(gl.int64)
+        # in tiles, so that the compiler sees that rows of statistics are aligned
+        stat = gl.load(entry + 6).to(gl.int64) * 128
         listed = Listed(
             row + n_rows, FAR - n_rows, k_row + n_keys, FAR - n_keys, stat, bounds, n_rows, HAS_BOUNDS
         )
