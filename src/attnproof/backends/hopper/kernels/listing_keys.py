@@ -109,13 +109,14 @@ def list_keys_kernel(
     if PACKED:
         alive = exists & (stop > start)
         n_rows = tl.where(alive, n_rows, 0)
+        row = tl.where(alive, row, 0)
         stat = tl.where(alive, stat, nothing)
         start = tl.where(alive, start, 0)
         full_start = tl.where(alive, full_start, 0)
         full_stop = tl.where(alive, full_stop, 0)
         stop = tl.where(alive, stop, 1)
     if tl.program_id(0) == 0:
-        tl.store(tiles, n_tiles)
+        tl.store(tiles, tl.minimum(n_tiles, n_slots))
         tl.store(tiles + 1, tl.num_programs(0) // n_slots)
     entry = tiles + HEAD_NUMBERS + tl.program_id(0) * ENTRY
     tl.store(entry, tl.minimum(b, tl.maximum(B - 1, 0)))
