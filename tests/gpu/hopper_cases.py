@@ -93,40 +93,29 @@ def listed(name: str, m: int, n: int, d: int, **more: Any) -> Case:
     return dense(f"bounds, {name}", m, n, d, **more)
 
 
+OTHER_MASKS = tuple(mask for mask in MASKS if mask not in ("full", "causal"))
+SOME_SCORES = ("sink", "all")
 PACKED_CASES: tuple[Case, ...] = (
     *(rows(mask, of, d, options=MASKS[mask]) for d in WIDTHS for of in PACKED for mask in ("full", "causal")),
     *(
-        rows(mask, "uneven", d, options=MASKS[mask])
-        for d in WIDTHS
-        for mask in MASKS
-        if mask not in ("full", "causal")
+        rows(mask, of, 128, options=MASKS[mask])
+        for of in ("uneven", "keys alone", "queries alone")
+        for mask in OTHER_MASKS
     ),
-    *(rows(mask, "keys alone", 128, options=MASKS[mask]) for mask in MASKS),
-    *(rows(mask, "queries alone", 128, options=MASKS[mask]) for mask in MASKS),
-    *(rows(name, "uneven", d, **SCORES[name]) for d in WIDTHS for name in SCORES),
-    *(
-        rows("tail", "uneven", d, tail=(70, 9), sink=True, options=MASKS[mask])
-        for d in WIDTHS
-        for mask in ("causal",)
-    ),
-    *(rows("tail without a sink", "keys alone", d, tail=(200, 0)) for d in WIDTHS),
-    *(
-        rows(mask, "uneven", d, dtype="float16", options=MASKS[mask])
-        for d in WIDTHS
-        for mask in ("full", "causal")
-    ),
-    *(rows(mask, "uneven", d, dv, options=MASKS[mask]) for d, dv in MIXED for mask in ("full", "causal")),
+    *(rows(mask, "uneven", d, options=MASKS[mask]) for d in (64, 256) for mask in ("window", "dead rows")),
+    *(rows(name, "uneven", 128, **SCORES[name]) for name in SCORES),
+    *(rows(name, "uneven", d, **SCORES[name]) for d in (64, 256) for name in SOME_SCORES),
+    *(rows("tail", "uneven", d, tail=(70, 9), sink=True, options={"causal": True}) for d in WIDTHS),
+    *(rows("tail without keys", "keys alone", d, tail=(200, 0)) for d in WIDTHS),
+    *(rows("float16", "uneven", d, dtype="float16", options={"causal": True}) for d in WIDTHS),
+    *(rows("mixed", "uneven", d, dv, options={"causal": True}) for d, dv in MIXED),
     *(rows("seven heads", "uneven", d, H=7, Hkv=1, options={"causal": True}) for d in WIDTHS),
     *(
-        rows(f"many tiles {mask}", "uneven", d, H=48, Hkv=12, options=MASKS[mask])
+        rows(f"many tiles, {mask}", "uneven", d, H=48, Hkv=12, options=MASKS[mask])
         for d in WIDTHS
         for mask in ("full", "causal")
     ),
-    *(
-        rows(f"{mask} and bounds", "even", d, mask=mask, options={"causal": True})
-        for d in WIDTHS
-        for mask in ("prefix",)
-    ),
+    *(rows("prefix", "even", d, mask="prefix", options={"window": (150, -1)}) for d in WIDTHS),
 )
 BOUNDS_CASES: tuple[Case, ...] = (
     *(
@@ -136,13 +125,14 @@ BOUNDS_CASES: tuple[Case, ...] = (
         for m, n in ((1, 1), (64, 64), (200, 333), (333, 200), (700, 700))
     ),
     *(
-        listed(f"documents, {mask}", m, n, d, mask="documents", options=MASKS[mask])
-        for d in WIDTHS
+        listed(f"documents, {mask}", m, n, 128, mask="documents", options=MASKS[mask])
         for mask in MASKS
         if mask != "full"
         for m, n in ((700, 700), (200, 333))
     ),
-    *(listed(name, 300, 333, d, mask="documents", **SCORES[name]) for d in WIDTHS for name in SCORES),
+    *(listed("causal", 700, 700, d, mask="documents", options={"causal": True}) for d in (64, 256)),
+    *(listed(name, 300, 333, 128, mask="documents", **SCORES[name]) for name in SCORES),
+    *(listed(name, 300, 333, d, mask="documents", **SCORES[name]) for d in (64, 256) for name in SOME_SCORES),
     *(
         listed("many tiles", 700, 700, d, mask="documents", B=3, H=24, Hkv=6, options={"causal": True})
         for d in WIDTHS

@@ -101,6 +101,8 @@ def declines(problem: Problem, tensors: Tensors, given: Given) -> str | None:
     if max(problem.D, problem.Dv) > configs.WIDTHS[-1]:
         return f"holds head dims up to {configs.WIDTHS[-1]}"
     q, k, v = tensors[:3]
+    if problem.rows == "packed" and problem.B == 0:
+        return "has nothing to compute where there is no sequence"
     if min(*q.shape, *v.shape) == 0:
         return "has nothing to compute where an axis is empty"
     if given.out.stride(-1) != 1:
@@ -154,16 +156,15 @@ def lists_of(problem: Problem, t: Tensors, needs: frozenset[str]) -> Lists:
     """Lists of tiles for both passes, where they walk any."""
     if slots_walk_alone(problem):
         return launches.NO_LISTS
-    bounds = listings.bounds_of(t)
     n_slots, config = launches.query_slots(problem), configs.queries_config(problem)
     cut = listings.Cut(configs.QUERIES, config.block_n, n_slots)
-    tiles = listings.query_tiles(problem, t, bounds, cut)
+    tiles, seen = listings.query_tiles(problem, t, cut)
     by_key = None
     if needs & {"k", "v"}:
         config = configs.keys_config(problem)
         own = listings.Cut(config.keys, config.block_m, launches.key_slots(problem))
-        by_key = listings.key_tiles(problem, t, bounds, own, cut)
-    return Lists(tiles, by_key, bounds)
+        by_key = listings.key_tiles(problem, t, own, cut)
+    return Lists(tiles, by_key, seen)
 
 
 def _portable_stats(problem: Problem, t: Tensors) -> Any:

@@ -199,12 +199,10 @@ def run(plan: Plan, tensors: Tensors, out: Any, lse: Any) -> None:
 
 
 def listed(plan: Plan, tensors: Tensors) -> tuple[Any, ...]:
-    """The list of tiles, and bounds if there are some."""
+    """The list of tiles, and what bounds leave if there are some."""
     problem, facts = plan.problem, plan.facts
     cut = listings.Cut(facts.block_m, facts.block_n, args.slots(problem, facts.block_m))
-    bounds = listings.bounds_of(tensors)
-    tiles = listings.query_tiles(problem, tensors, bounds, cut)
-    return (tiles,) if bounds is None else (tiles, bounds)
+    return tuple(x for x in listings.query_tiles(problem, tensors, cut) if x is not None)
 
 
 def fill_without_keys(lse: Any, sink: Any) -> Any:

@@ -27,29 +27,31 @@ class Cut:
     n_slots: int
 
 
-def bounds_of(t: Tensors) -> Any:
-    """Bounds as the kernels index them."""
-    return None if t.bounds is None else t.bounds.contiguous()
-
-
-def query_tiles(problem: Problem, t: Tensors, bounds: Any, cut: Cut) -> Any:
-    """The list of tiles of queries, made on the current stream of the current device."""
+def query_tiles(problem: Problem, t: Tensors, cut: Cut) -> tuple[Any, Any]:
+    """(list of tiles of queries, what bounds leave to them or None), made on the current stream of the current device."""
     named = {"BLOCK_M": cut.own, "BLOCK_N": cut.streamed, "ROWS": 1 << (cut.own - 1).bit_length()}
-    return _make(list_tiles_kernel, problem, t, bounds, cut, named)
+    seen = None
+    if t.bounds is not None:
+        # a tile may run over the last row
+        rows = t.bounds.numel() // 2 + named["ROWS"]
+        seen = torch.empty(2 * rows, dtype=torch.int32, device=t.q.device)
+    return _make(list_tiles_kernel, problem, t, (seen,), cut, named), seen
 
 
-def key_tiles(problem: Problem, t: Tensors, bounds: Any, cut: Cut, queries: Cut) -> Any:
+def key_tiles(problem: Problem, t: Tensors, cut: Cut, queries: Cut) -> Any:
     """The list of tiles of keys; ``queries`` is how row statistics lie."""
-    nothing = (queries.n_slots - 1) * queries.own
-    named = {"KEYS": cut.own, "BLOCK_M": cut.streamed, "QUERIES": queries.own, "nothing": nothing}
-    return _make(list_keys_kernel, problem, t, bounds, cut, named)
+    named = {"KEYS": cut.own, "BLOCK_M": cut.streamed, "QUERIES": queries.own, "nothing": queries.n_slots - 1}
+    return _make(list_keys_kernel, problem, t, (), cut, named)
 
 
-def _make(kernel: Any, problem: Problem, t: Tensors, bounds: Any, cut: Cut, named: dict[str, int]) -> Any:
+def _make(
+    kernel: Any, problem: Problem, t: Tensors, more: tuple[Any, ...], cut: Cut, named: dict[str, int]
+) -> Any:
+    bounds = None if t.bounds is None else t.bounds.contiguous()
     packed = problem.rows == "packed"
-    programs = cut.n_slots * (1 if packed else summaries.batches(bounds))
+    programs = cut.n_slots * (1 if packed else summaries.batches(t.bounds))
     tiles = torch.empty(HEAD + programs * WIDTH, dtype=torch.int32, device=t.q.device)
-    arrays = (tiles, bounds, t.cu_q, t.cu_k)
+    arrays = (tiles, *more, bounds, t.cu_q, t.cu_k)
 
     def build() -> Plan:
         tokens = problem.tokens if packed else (problem.M, problem.N)

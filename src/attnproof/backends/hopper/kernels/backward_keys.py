@@ -101,14 +101,13 @@ class KeyProgram:
             h = self.kv_head * self.group + member
             slope = gl.load(self.slopes + self.b * self.stride_slopeb + h * self.stride_slopeh)
         shift = self.q.numbers(i, gl.SliceLayout(0, layout))
-        low, high, keys = 0, 0, 0
+        keys, own = 0, 0
         BOUNDED: gl.constexpr = EDGE and self.LISTED and self.listed.HAS_BOUNDS
         if BOUNDED:
-            low, high = self.listed.limits(row + queries, self.first + PART * 64)
-            low, high = low[None, :], high[None, :]
-            keys = gl.arange(0, 64, gl.SliceLayout(1, layout))[:, None]
+            keys = self.first + PART * 64 + gl.arange(0, 64, gl.SliceLayout(1, layout))
+            own = self.listed.own_bounds(row + queries)
         return self.score.weigh(
-            s, shift[None, :], center, queries, row, slope, keys, low, high, EDGE, BOUNDED
+            s, shift[None, :], center, queries, row, slope, keys, own, EDGE, "columns" if BOUNDED else ""
         )
 
 
@@ -246,7 +245,8 @@ def read_entry(
     if PACKED:
         b = gl.load(entry)
         k_row = gl.load(entry + 3)
-        stat = gl.load(entry + 6).to(gl.int64)
+        # in tiles, so that the compiler sees that rows of statistics are aligned
+        stat = gl.load(entry + 6).to(gl.int64) * 128
         listed = Listed(
             row + n_rows, FAR - n_rows, k_row + n_keys, FAR - n_keys, stat, bounds, n_rows, HAS_BOUNDS
         )

@@ -152,7 +152,7 @@ class Listed:
     """What a list says about the rows of a program.
 
     Rows of queries and keys begin at (place, start) of their descriptors, see ``arguments.ragged``; the numbers of row
-    statistics begin at ``stat`` of the first head's; ``bounds`` are those of the sequence's n_rows queries.
+    statistics begin at ``stat`` of the first head's; ``bounds`` begin at the sequence's first query.
     """
 
     q_place: gl.tensor
@@ -176,13 +176,9 @@ class Listed:
         self.HAS_BOUNDS = gl.constexpr(HAS_BOUNDS)
 
     @gluon.jit
-    def limits(self, rows, first):
-        """[low, high) of the keys that rows of queries see, counted from ``first``; nothing past the last row."""
-        own = self.bounds + rows * 2
-        exists = rows < self.n_rows
-        low = gl.load(own, mask=exists, other=0)
-        high = gl.load(own + 1, mask=exists, other=0)
-        return low - first, high - first
+    def own_bounds(self, rows):
+        """Where the bounds of rows of queries are; rows past the last one have some, too, and P = 0 whatever these say."""
+        return self.bounds + rows * 2
 
 
 @gluon.jit
@@ -304,12 +300,29 @@ def keep_from(p, columns, low):
 
 
 @gluon.jit
-def keep_between(p, position, low, high):
-    """p where ``low <= position < high``, else 0; all [64, columns] or broadcast."""
+def keep_between(p, columns, low, high):
+    """p where ``low <= columns < high``, limits per row, else 0."""
     return gl.inline_asm_elementwise(
         "{ .reg .pred p; setp.lt.s32 p, $2, $4; setp.ge.and.s32 p, $2, $3, p; selp.f32 $0, $1, 0f00000000, p; }",
         "=f,f,r,r,r",
-        [p, position, low, high],
+        [p, columns[None, :], low[:, None], high[:, None]],
+        gl.float32,
+        is_pure=True,
+        pack=1,
+    )
+
+
+@gluon.jit
+def keep_bounded(p, rows, own):
+    """p where ``rows`` is in the interval that its column's address ``own`` holds, else 0.
+
+    The interval is loaded where it is used: a tile's intervals are more than the registers hold.
+    """
+    return gl.inline_asm_elementwise(
+        "{ .reg .pred p; .reg .b32 a, b; ld.global.nc.b32 a, [$3]; ld.global.nc.b32 b, [$3+4]; "
+        "setp.ge.s32 p, $2, a; setp.lt.and.s32 p, $2, b, p; selp.f32 $0, $1, 0f00000000, p; }",
+        "=f,f,r,l",
+        [p, rows[:, None], own[None, :]],
         gl.float32,
         is_pure=True,
         pack=1,
@@ -370,12 +383,12 @@ class Scoring:
 
     @gluon.jit
     def weigh(
-        self, s, shift, center, columns, first, slope, position, low, high, EDGE: gl.constexpr, BOUNDED: gl.constexpr
+        self, s, shift, center, columns, first, slope, keys, own, EDGE: gl.constexpr, BOUNDS: gl.constexpr
     ):  # fmt: skip
         """(P, P times the derivative of softcap) of raw products, ``shift`` being lse in octaves, +inf for dead rows.
 
-        ``columns`` and ``center`` count from the tile's ``first`` column. If ``BOUNDED``, only pairs of an edge tile whose
-        key ``position`` is in ``low .. high`` may attend.
+        ``columns`` and ``center`` count from the tile's ``first`` column. What BOUNDS leave is at ``own``: "rows" where rows are
+        queries and ``first`` is a key, "columns" where rows are ``keys``; else "".
         """
         ratio = s  # unused without softcap
         if self.HAS_SOFTCAP:
@@ -387,9 +400,12 @@ class Scoring:
         p = gl.exp2(s * self.unit - shift)
         if EDGE:
             # not -inf into the exponent: a masked score may be NaN, and the scale negative
-            p = self.hide(p, center, columns, first)
-            if BOUNDED:
-                p = keep_between(p, position, low, high)
+            if BOUNDS == "rows":
+                p = keep_between(p, columns, gl.load(own) - first, gl.load(own + 1) - first)
+            elif BOUNDS == "columns":
+                p = keep_bounded(p, keys, own.to(gl.int64))
+            else:
+                p = self.hide(p, center, columns, first)
         weight = p
         if self.HAS_SOFTCAP:
             weight = p * (1.0 - ratio * ratio)

@@ -225,13 +225,12 @@ def queries_step(program, i, s, dq, shift, delta, PART: gl.constexpr, EDGE: gl.c
     first = tile * BLOCK_N
     center = program.rows(PART, gl.SliceLayout(1, layout)) + (program.offset - first)
     keys = gl.arange(0, BLOCK_N, gl.SliceLayout(0, layout))
-    low, high = 0, 0
+    own = 0
     BOUNDED: gl.constexpr = EDGE and program.LISTED and program.listed.HAS_BOUNDS
     if BOUNDED:
-        low, high = program.listed.limits(program.rows(PART, gl.SliceLayout(1, layout)), first)
-        low, high = low[:, None], high[:, None]
+        own = program.listed.own_bounds(program.rows(PART, gl.SliceLayout(1, layout)))
     _, weight = program.score.weigh(
-        s, shift[:, None], center, keys, first, program.slope, keys[None, :], low, high, EDGE, BOUNDED
+        s, shift[:, None], center, keys, first, program.slope, 0, own, EDGE, "rows" if BOUNDED else ""
     )  # [64, BLOCK_N]
     dp = warpgroup_mma_wait(0, deps=(dp_next,))  # [64, BLOCK_N]
     program.v.release(i)

@@ -6,6 +6,9 @@ A list is int32: a head of ``HEAD`` numbers (tiles per list, lists), then ``WIDT
     3 queries of the sequence    4 its first row of q and of bounds    5 its keys    6 its first row of k
     7 start    8 full_start    9 full_stop    10 stop of the tiles of keys, as in ``pieces.Keys``
 
+Where there are bounds, the intervals that are left of them within the band and the keys are made as well: kernels look at
+nothing else then to hide a pair.
+
 Dense rows have one list per sequence that bounds tell apart; packed rows have one list for all sequences, without empty
 tiles between others: entries behind the last tile are of a sequence without rows and keys, and say that its one tile of
 keys, all zeros, is visited. Warps that walk the same tiles read the same numbers, so that they cannot come to disagree.
@@ -22,6 +25,7 @@ from ...triton.kernels.pieces import (
     narrow_interval,
     sequence_rows,
 )
+from ...triton.kernels.summary import row_interval
 
 HEAD = 16
 WIDTH = 16
@@ -61,11 +65,11 @@ def seen_tiles(
 ):  # fmt: skip
     """(start, full_start, full_stop, stop) of a tile of queries; never empty, see ``pieces.key_tiles``."""
     lo, full_lo, full_hi, hi = first * 0, first * 0, n_keys, n_keys
-    if HAS_LEFT or HAS_RIGHT:
-        last = tl.minimum(first + BLOCK_M, n_rows) - 1
-        lo, full_lo, full_hi, hi = key_interval(first, last, n_keys - n_rows, left, right, n_keys)
     if HAS_BOUNDS:
         lo, full_lo, full_hi, hi = narrow_interval(lo, full_lo, full_hi, hi, row_lo, row_hi, rows < n_rows)
+    elif HAS_LEFT or HAS_RIGHT:
+        last = tl.minimum(first + BLOCK_M, n_rows) - 1
+        lo, full_lo, full_hi, hi = key_interval(first, last, n_keys - n_rows, left, right, n_keys)
     start, full_start, full_stop, stop = cut_tiles(lo, full_lo, full_hi, hi, n_keys, BLOCK_N, True)
     dead = stop <= start
     if HAS_LEFT and HAS_RIGHT:
@@ -81,7 +85,7 @@ def seen_tiles(
 
 @triton.jit(do_not_specialize=["M", "N", "B", "left", "right", "n_slots"])
 def list_tiles_kernel(
-    tiles, bounds, cu_q, cu_k,
+    tiles, seen, bounds, cu_q, cu_k,
     M, N, B, left, right, n_slots,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, ROWS: tl.constexpr,
     PACKED: tl.constexpr, HAS_LEFT: tl.constexpr, HAS_RIGHT: tl.constexpr, TOP_LEFT: tl.constexpr,
@@ -90,7 +94,7 @@ def list_tiles_kernel(
     """Computes: the lists of a call.
 
     Grid: one program per (tile of BLOCK_M queries, list); packed ``n_slots`` is a bound that needs no length.
-    Shapes: bounds int32 [lists * M, 2], packed [M, 2] with M and N token counts; cu int32 [B + 1]; tiles as above.
+    Shapes: bounds and seen int32 [lists * M, 2], packed [M, 2] with M and N token counts; cu int32 [B + 1]; tiles as above.
     Invariants: ROWS >= BLOCK_M is a power of two.
     Mirror: masks.classify.
     """
@@ -109,16 +113,23 @@ def list_tiles_kernel(
         row, n_rows, k_row, n_keys = which * M, M, 0, N
         real = b >= 0
     first = tile * BLOCK_M
-    right = band_right(right, n_keys - n_rows, TOP_LEFT)
+    offset = n_keys - n_rows
+    right = band_right(right, offset, TOP_LEFT)
     inside = tl.where(rows < BLOCK_M, first + rows, n_rows)
     row_lo, row_hi = inside, inside
     if HAS_BOUNDS:
-        row_lo, row_hi = load_bounds(bounds + row.to(tl.int64) * 2, inside, n_rows, 2)
+        start = row.to(tl.int64) * 2
+        row_lo, row_hi = load_bounds(bounds + start, inside, n_rows, 2)
+        row_lo, row_hi = row_interval(
+            inside, row_lo, row_hi, offset, left, right, n_keys, HAS_LEFT or HAS_RIGHT
+        )
+        tl.store(seen + start + inside * 2, row_lo, mask=inside < n_rows)
+        tl.store(seen + start + inside * 2 + 1, row_hi, mask=inside < n_rows)
     start, full_start, full_stop, stop = seen_tiles(
         first, inside, n_rows, n_keys, left, right, row_lo, row_hi, BLOCK_M, BLOCK_N, HAS_LEFT, HAS_RIGHT, HAS_BOUNDS
     )  # fmt: skip
     if tl.program_id(0) == 0:
-        tl.store(tiles, n_tiles)
+        tl.store(tiles, tl.minimum(n_tiles, n_slots))
         tl.store(tiles + 1, tl.num_programs(0) // n_slots)
     exists = slot < n_tiles
     entry = tiles + HEAD_NUMBERS + tl.program_id(0) * ENTRY

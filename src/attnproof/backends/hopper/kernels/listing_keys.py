@@ -3,7 +3,7 @@
 The head is as in ``listing``; then for each tile of each list:
 
     0 sequence    1 first key of the tile    2 keys of the sequence    3 its first row of k
-    4 its queries    5 its first row of q    6 where its row statistics begin
+    4 its queries    5 its first row of q    6 the tile where its row statistics begin
     7 start    8 full_start    9 full_stop    10 stop of the tiles of queries that see keys of it
 
 Row statistics of packed rows lie by tiles of QUERIES, as the list of ``listing`` counts them: a sequence begins at a tile,
@@ -77,7 +77,7 @@ def list_keys_kernel(
     """Computes: the lists of a call.
 
     Grid: one program per (tile of KEYS keys, list); packed ``n_slots`` is a bound that needs no length.
-    Shapes: as ``listing.list_tiles_kernel``; ``nothing`` is where the statistics of no row are.
+    Shapes: as ``listing.list_tiles_kernel``; ``nothing`` is the tile with the statistics of no row.
     Mirror: masks.classify, by key.
     """
     slot = tl.program_id(0) % n_slots
@@ -88,7 +88,7 @@ def list_keys_kernel(
         row, n_rows = sequence_rows(cu_q, b, B, M)
         k_row, n_keys = sequence_rows(cu_k, b, B, N)
         n_rows = tl.where(b < B, n_rows, 0)
-        stat = tiles_before(cu_q, b, QUERIES, 256) * QUERIES
+        stat = tiles_before(cu_q, b, QUERIES, 256)
     else:
         b, tile, n_tiles = which, slot, n_slots
         row, n_rows, k_row, n_keys, stat = which * M, M, 0, N, 0
@@ -109,13 +109,14 @@ def list_keys_kernel(
     if PACKED:
         alive = exists & (stop > start)
         n_rows = tl.where(alive, n_rows, 0)
+        row = tl.where(alive, row, 0)
         stat = tl.where(alive, stat, nothing)
         start = tl.where(alive, start, 0)
         full_start = tl.where(alive, full_start, 0)
         full_stop = tl.where(alive, full_stop, 0)
         stop = tl.where(alive, stop, 1)
     if tl.program_id(0) == 0:
-        tl.store(tiles, n_tiles)
+        tl.store(tiles, tl.minimum(n_tiles, n_slots))
         tl.store(tiles + 1, tl.num_programs(0) // n_slots)
     entry = tiles + HEAD_NUMBERS + tl.program_id(0) * ENTRY
     tl.store(entry, tl.minimum(b, tl.maximum(B - 1, 0)))

@@ -152,29 +152,17 @@ def hide(s, i, columns, first, N, offset, left, right, C: gl.constexpr):
 
 @gluon.jit
 def hide_listed(s, i, columns, first, tile, sizes, C: gl.constexpr):
-    """``hide`` with the lengths and bounds of a listed tile."""
-    offset = tile.n_keys - tile.n_rows
-    limit = i * 0 + (tile.n_keys - first)
-    floor = i * 0
-    if C.has_right:
+    """``hide`` with the lengths of a listed tile, or by what its rows' bounds leave."""
+    if C.has_bounds:
+        # rows past the last one have something behind it, and are stored nowhere
+        own = sizes.bounds + (tile.row + i).to(gl.int64) * 2
+        s = show_between(s, columns, gl.load(own) - first, gl.load(own + 1) - first)
+    else:
+        offset = tile.n_keys - tile.n_rows
         right = sizes.right
         if C.top_left:
             right = gl.minimum(right, -offset)
-        limit = gl.minimum(i + (offset + right + 1 - first), limit)
-    if C.has_left:
-        floor = i + (offset - sizes.left - first)
-    if C.has_bounds:
-        own = sizes.bounds + (tile.row + i).to(gl.int64) * 2
-        exists = i < tile.n_rows
-        limit = gl.minimum(gl.load(own + 1, mask=exists, other=0) - first, limit)
-        low = gl.load(own, mask=exists, other=0) - first
-        if C.has_left:
-            low = gl.maximum(low, floor)
-        floor = low
-    if C.has_left or C.has_bounds:
-        s = show_between(s, columns, floor, limit)
-    else:
-        s = show_below(s, columns, limit)
+        s = hide(s, i, columns, first, tile.n_keys, offset, sizes.left, right, C)
     return s
 
 
