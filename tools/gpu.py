@@ -15,6 +15,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -85,12 +86,16 @@ def twin() -> int:
     if tool is None:
         print("compute-sanitizer is not installed: the twin's racecheck did not run", flush=True)
         return 1
-    failed = pytest(TWIN, *_workers(), OMP_NUM_THREADS="2")
     test = f"{TWIN}::test_the_interpreters_cases_agree_with_float64_and_repeat"
     cases = [f"{test}[{name}]" for name in RACECHECKED]
-    with ThreadPoolExecutor(2) as pool:
-        races = pool.submit(pytest, *cases, prefix=(tool, "--tool", "racecheck", *PATIENT))
-        failed |= run(sys.executable, "tools/mi50_twin.py", "fuzz", "--minutes", FUZZ_MINUTES)
+    with tempfile.TemporaryDirectory() as kept, ThreadPoolExecutor(2) as pool:
+        failed = pytest(TWIN, *_workers(), OMP_NUM_THREADS="2", ATTNPROOF_TWIN_CACHE=kept)
+        races = pool.submit(
+            pytest, *cases, prefix=(tool, "--tool", "racecheck", *PATIENT), ATTNPROOF_TWIN_CACHE=kept
+        )
+        failed |= run(
+            sys.executable, "tools/mi50_twin.py", "fuzz", "--minutes", FUZZ_MINUTES, ATTNPROOF_TWIN_CACHE=kept
+        )
         return failed | races.result()
 
 
