@@ -3,8 +3,12 @@
 `attend` computes every output and gradient of a case with a `Policy` of precision. With the exact policy
 it is what a backend must agree with; with a dtype's own policy it is the eager computation whose error
 sets the tolerance. Beside each result goes its `size`: the sum of the magnitudes that were added up, the
-unit in which rounding is measured, and its `band`: how far one rounding per step can move it (see
-tolerance.py).
+unit in which rounding is measured, its `band`: how far one rounding per step can move it, and what is
+`lost` of small halves (see tolerance.py).
+
+Where p and dS are multiplied as halves, those below the smallest normal half round to a multiple of the
+smallest one, which no factor on their own size can describe; dropout's 1 / (1 - p) then enlarges it. Such
+pairs are nearly all of a row whose heavy keys were dropped.
 """
 
 from __future__ import annotations
@@ -83,17 +87,32 @@ class Policy(NamedTuple):
     store: Callable[[Array], Array]
 
 
+class Halves(NamedTuple):
+    """Operands of a matrix unit: the smallest normal number, and half the distance between those below it."""
+
+    normal: float
+    step: float
+
+    def lost(self, x: Array) -> Array:
+        """How far rounding can move operands of these values if they are too small for a relative error."""
+        x = np.abs(x)
+        return np.where(x < self.normal, np.minimum(x, self.step), 0)
+
+
+EXACT = Halves(0.0, 0.0)
+
+
 class Sums(NamedTuple):
-    """One result: its value, the magnitude of what was summed, and the reach of single roundings."""
+    """One result: its value, the magnitude of what was summed, the reach of single roundings and of small halves."""
 
     value: Array
     size: Array
     band: Array
+    lost: Array
 
-    def add(self, at: Any, value: Array, size: Array, band: Array) -> None:
-        self.value[at] += value
-        self.size[at] += size
-        self.band[at] += band
+    def add(self, at: Any, value: Array, size: Array, band: Array, lost: Any = 0.0) -> None:
+        for total, part in zip(self, (value, size, band, lost), strict=True):
+            total[at] += part
 
 
 @dataclass
@@ -165,21 +184,26 @@ def _index(case: Case, place: tuple[int, slice], head: int) -> tuple[Any, ...]:
 
 
 def attend(
-    case: Case, x: dict[str, Array], policy: Policy, roundoff: float = 0, store_roundoff: float = 0
+    case: Case,
+    x: dict[str, Array],
+    policy: Policy,
+    roundoff: float = 0,
+    store_roundoff: float = 0,
+    halves: Halves = EXACT,
 ) -> dict[str, Sums]:
     """out, lse and the gradients q, k, v, bias, alibi_slopes, sink of a case.
 
-    `roundoff` and `store_roundoff` are the unit roundoffs of the dtype's arithmetic and storage, for the
-    bands.
+    `roundoff` and `store_roundoff` are the unit roundoffs of the dtype's arithmetic and storage and
+    `halves` its operands, for the bands and for what is lost.
     """
     c = policy.compute
     shapes = {"out": x["dout"].shape, "lse": x["dlse"].shape, **{at: x[at].shape for at in "qkv"}}
     shapes |= {"bias": (case.B, case.H, case.M, case.N), "alibi_slopes": (case.B, case.H), "sink": (case.H,)}
-    sums = {at: Sums(*(np.zeros(shape, c) for _ in range(3))) for at, shape in shapes.items()}
+    sums = {at: Sums(*(np.zeros(shape, c) for _ in range(4))) for at, shape in shapes.items()}
     sums["lse"].value[...] = -np.inf
     for head in heads(case, x, c):
         with np.errstate(all="ignore"):
-            _head(head, policy, sums, roundoff, store_roundoff)
+            _head(head, policy, sums, roundoff, store_roundoff, halves)
     full = {"bias": x.get("bias"), "alibi_slopes": x.get("alibi_slopes")}
     for at, given in full.items():
         if given is not None:
@@ -193,7 +217,7 @@ def _sum_to(x: Array, shape: tuple[int, ...]) -> Array:
     return x.sum(axis=tuple(a for a, size in enumerate(shape) if size == 1), keepdims=True)
 
 
-def _head(a: Head, policy: Policy, sums: dict[str, Sums], u: float, u_store: float) -> None:
+def _head(a: Head, policy: Policy, sums: dict[str, Sums], u: float, u_store: float, halves: Halves) -> None:
     """Section 2 of the semantics line by line, then its derivative in reverse."""
     capped = a.scale * (a.q @ a.k.T)
     if a.cap:
@@ -216,11 +240,12 @@ def _head(a: Head, policy: Policy, sums: dict[str, Sums], u: float, u_store: flo
     delta_p = u * ((STEPS + sqrt(a.q.shape[1])) * (1 + tallest) + lengths)[:, None]
 
     size = np.abs(p * a.factor) @ np.abs(a.v)
-    sums["out"].add(a.at["q"], out, size, delta_p * size)
+    p_lost = halves.lost(p) * a.factor
+    sums["out"].add(a.at["q"], out, size, delta_p * size, p_lost @ np.abs(a.v))
     sums["lse"].value[a.at["lse"]] = np.where(dead[:, 0], -np.inf, lse)
     reach = np.where(dead[:, 0], 0, 1 + tallest + np.abs(lse))
     sums["lse"].add(a.at["lse"], 0, reach, delta_p[:, 0] * np.where(dead[:, 0], 0, 1) + u * reach)
-    _head_backward(a, policy, sums, p, policy.store(out), lse, capped, delta_p, u_store)
+    _head_backward(a, policy, sums, p, policy.store(out), lse, capped, delta_p, u_store, halves)
 
 
 def _head_backward(
@@ -233,6 +258,7 @@ def _head_backward(
     capped: Array,
     delta_p: Array,
     u_store: float,
+    halves: Halves,
 ) -> None:
     dead = np.isneginf(lse)[:, None]
     dlse = np.where(dead, 0, a.dlse[:, None])
@@ -247,9 +273,11 @@ def _head_backward(
     w_band = delta_p * w + u_store * p * row_size
     pd, scale = p * a.factor, abs(a.scale)
     q, k, dout = np.abs(a.q), np.abs(a.k), np.abs(a.dout)
-    sums["q"].add(a.at["q"], a.scale * (dz @ a.k), scale * (w @ k), scale * (w_band @ k))
-    sums["k"].add(a.at["k"], a.scale * (dz.T @ a.q), scale * (w.T @ q), scale * (w_band.T @ q))
-    sums["v"].add(a.at["k"], policy.operand(pd).T @ a.dout, pd.T @ dout, (delta_p * pd).T @ dout)
+    p_lost, dz_lost = halves.lost(p) * a.factor, scale * halves.lost(dz)
+    sums["q"].add(a.at["q"], a.scale * (dz @ a.k), scale * (w @ k), scale * (w_band @ k), dz_lost @ k)
+    sums["k"].add(a.at["k"], a.scale * (dz.T @ a.q), scale * (w.T @ q), scale * (w_band.T @ q), dz_lost.T @ q)
+    dv = policy.operand(pd).T @ a.dout
+    sums["v"].add(a.at["k"], dv, pd.T @ dout, (delta_p * pd).T @ dout, p_lost.T @ dout)
     pair = (a.at["b"], a.at["h"], slice(a.at["m"]), slice(a.at["n"]))
     sums["bias"].add(pair, ds, w, w_band)
     reach = [(part * a.distance).sum() for part in (-ds, w, w_band)]

@@ -10,7 +10,7 @@ import pytest
 
 from .oracle import Head, attend, heads, philox
 from .problems import Array, Case, draw, everything, packed
-from .tolerance import GRADIENTS, assert_close, eager_policy, exact_policy, expected
+from .tolerance import GRADIENTS, assert_close, completed, eager_policy, exact_policy, expected
 
 JUDGED = [
     Case("oracle, plain", dtype="float64"),
@@ -121,6 +121,37 @@ def test_a_half_precision_result_is_held_to_its_own_rounding() -> None:
     """Twice the rounding error of float16, not a thousandth of everything."""
     right = expected(Case("float16", dtype="float16"))["out"]
     assert float((right.tolerance / np.abs(right.value).max()).max()) < 2.0**-9
+
+
+FAINT = Case(
+    "heavy keys dropped", dtype="float16", M=64, N=64, D=32, Dv=32, spread=2.0, options={"dropout_p": 0.9}
+)
+
+
+def half_weights(case: Case, *, flush: bool) -> Array:
+    """out as a matrix unit makes it of e^(s - max) in half precision, with or without numbers below the normal ones."""
+    x = completed(case, draw(case))
+    out = np.zeros(x["dout"].shape)
+    for a in heads(case, x, np.float64):
+        s = a.scale * (a.q @ a.k.T)
+        e = np.exp(s - s.max(axis=1, keepdims=True))
+        half = np.where(flush & (e < 2.0**-14), 0, e).astype(np.float16).astype(np.float64)
+        out[a.at["q"]] = (half * a.factor) @ a.v / e.sum(axis=1, keepdims=True)
+    return out.astype(np.float16).astype(np.float64)
+
+
+def test_weights_below_the_normal_halves_are_given_the_step_between_them() -> None:
+    """Found by random calls on a GPU: where dropout takes a row's heavy keys, only such weights are left of it."""
+    right = expected(FAINT, half_operands=True)["out"]
+    assert_close(half_weights(FAINT, flush=False), right, "out")
+    with pytest.raises(AssertionError, match="elements are off"):
+        assert_close(half_weights(FAINT, flush=False), expected(FAINT)["out"], "out")
+
+
+def test_weights_flushed_to_zero_are_found() -> None:
+    right = expected(FAINT, half_operands=True)["out"]
+    with pytest.raises(AssertionError, match="elements are off"):
+        assert_close(half_weights(FAINT, flush=True), right, "out")
 
 
 def test_a_result_that_sums_nothing_must_be_exactly_zero() -> None:

@@ -1,7 +1,8 @@
 """How close is close enough: twice the error of an eager computation in the same dtype, plus a rounding band.
 
 Both are measured in units of `size`, the sum of the magnitudes that make up a result, so that a small
-value beside large ones is not held to less. The eager error is the largest over the tensor. The band is
+value beside large ones is not held to less. The eager error is the largest over the tensor, less what is
+lost of operands that are too small for a half, which is allowed where it is lost and nowhere else. The band is
 what a single rounding of each step can do to each element (oracle.py counts the steps) and one rounding
 of the stored result. Nothing in here is chosen by hand, and a result that is a sum of nothing must be
 exactly zero.
@@ -14,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .oracle import Policy, attend
+from .oracle import EXACT, Halves, Policy, attend
 from .problems import Array, Case, draw, representable
 
 ROUNDOFF = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "float32": 2.0**-24, "float64": 2.0**-53}
@@ -61,19 +62,23 @@ def judge(case: Case, x: dict[str, Array], half_operands: bool = False) -> dict[
     x = completed(case, x)
     compute = "float64" if case.dtype == "float64" else "float32"
     u, stored = ROUNDOFF[compute], ROUNDOFF[case.dtype]
-    exact = attend(case, x, exact_policy(case.dtype), u, stored if stored > u else 0)
+    halved = half_operands and stored > u
+    halves = Halves(UNDERFLOW[case.dtype] / stored, UNDERFLOW[case.dtype]) if halved else EXACT
+    exact = attend(case, x, exact_policy(case.dtype), u, stored if stored > u else 0, halves)
     eager = attend(case, x, eager_policy(case.dtype, half_operands))
-    operands = ROUNDOFF[case.dtype] if half_operands and stored > u else 0.0
+    operands = stored if halved else 0.0
     made = {}
     for name, right in exact.items():
         to = case.dtype_of(name)
         with np.errstate(all="ignore"):
-            error = np.where(right.size > 0, np.abs(eager[name].value - right.value) / right.size, 0)
+            off = np.maximum(np.abs(eager[name].value - right.value) - right.lost, 0)
+            error = np.where(right.size > 0, off / right.size, 0)
         worst = float(np.max(error, initial=0, where=np.isfinite(right.value)))
         stored_error = np.where(right.size > 0, ROUNDOFF[to] * np.abs(right.value) + UNDERFLOW[to], 0)
         tolerance = (
             right.size * (2 * worst + operands)
             + right.band
+            + right.lost
             + np.where(np.isfinite(right.value), stored_error, 0)
         )
         made[name] = Allowed(right.value, tolerance)
