@@ -112,7 +112,7 @@ def gate(
     """Is B slower than A? Both in one process, interleaved, with what A against A gives beside the answer."""
     from attnproof.measure import gate as gates
     from attnproof.measure import implementations, shapes
-    from attnproof.measure.sweep import Bench
+    from attnproof.measure.bench import Bench
     from attnproof.measure.timer import timer_for
     from attnproof.verify import records
 

@@ -6,8 +6,8 @@ import json
 import sys
 
 from . import implementations
+from .bench import Bench
 from .shapes import Shape
-from .sweep import Bench
 from .timer import timer_for
 
 

@@ -41,6 +41,7 @@ class ChildTimer:
     """A timer for calls that return their own seconds."""
 
     name = "clock of each revision's own process"
+    flushed = 0.0
 
     def run(self, calls: Sequence[Call], *, cold: bool) -> tuple[list[float], list[Any]]:
         """See ``timer.Timer.run``; a cold cache is the child's business."""

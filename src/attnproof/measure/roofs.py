@@ -14,8 +14,6 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import numpy as np
-
 from .shapes import Shape
 from .timer import Timer
 
@@ -106,8 +104,3 @@ def stand(shape: Shape, seconds: float, roofs: Roofs) -> Stand:
     )
     limit = max(terms, key=lambda name: terms[name])
     return Stand(terms, limit, terms[limit] / seconds, shape.flop / shape.bytes)
-
-
-def host_share(timed: float, wall: float) -> float:
-    """The part of a sweep's wall time that was not inside a sample."""
-    return float(np.clip(1 - timed / wall, 0, 1)) if wall > 0 else 0.0

@@ -14,10 +14,10 @@ from typing import Any
 from ..ledger import accounts, hardware, roofline
 from ..verify import suite
 from . import implementations, roofs
+from .bench import Bench
 from .protocol import Protocol, interleave
 from .shapes import Shape
 from .stats import summarise
-from .sweep import Bench
 from .timer import timer_for
 
 STEPS = (
