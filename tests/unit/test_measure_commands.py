@@ -282,6 +282,40 @@ def test_every_model_takes_steps_with_finite_losses(model: str) -> None:
     assert found.losses == pytest.approx(again.losses, abs=1e-4)
 
 
+def trained(candidate: str, speed: float, peak: int, seed: int = 0) -> dict[str, Any]:
+    return {"candidate": candidate, "seed": seed, "tokens_per_second": speed, "peak_bytes": peak}
+
+
+def test_our_gain_stands_beside_the_published_one() -> None:
+    """T10: the published gains are named with their source, and only a model that was trained has a number of ours."""
+    from attnproof.measure import published
+
+    rows = [trained("eager", 100.0, 300), trained("attnproof", 250.0, 100), trained("eager", 1.0, 1, seed=1)]
+    table = {one.model: one for one in published.beside("gpt2-small", 1024, rows)}
+    assert {"bert-large": 1.15, "gpt2-small": 3.0, "lra": 2.4} == {
+        name: one.published for name, one in table.items()
+    }
+    assert (2.5, 1024, 3.0) == (
+        table["gpt2-small"].ours,
+        table["gpt2-small"].length,
+        table["gpt2-small"].memory,
+    )
+    assert (None, None) == (table["lra"].ours, table["bert-large"].ours)
+    unnamed = published.beside("tiny", 64, rows)[-1]
+    assert ("tiny", None, 2.5) == (unnamed.model, unnamed.published, unnamed.ours)
+    assert all(one.ours is None for one in published.beside("lra", 64, rows[:1]))
+
+
+def test_training_prints_and_records_the_published_gains() -> None:
+    words = ("train", "--model", "lra", "--steps", "4", "--seeds", "2", "--length", "32", "--device", "cpu")
+    result = run(*words, "--attention", "eager", "--attention", "attnproof", "--json", "t.json")
+    gains = records.load(Path("t.json"))["protocol"]["gains"]
+    assert "arXiv 2205.14135" in gains["source"] and "arXiv 2205.14135" in flat(result)
+    by_name = {one["model"]: one for one in gains["models"]}
+    assert by_name["lra"]["ours"] > 0 and by_name["lra"]["length"] == 32
+    assert by_name["gpt2-small"]["ours"] is None
+
+
 def test_a_curve_outside_the_spread_fails() -> None:
     from attnproof.measure import training
 

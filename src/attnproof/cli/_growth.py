@@ -274,7 +274,7 @@ class TrainPlan:
 
 def train(plan: TrainPlan, journal: Journal) -> tuple[dict[str, Any], bool]:
     """Curves of every attention with seed 0, and of the first with others; whether all coincide within their spread."""
-    from attnproof.measure import training
+    from attnproof.measure import published, training
     from attnproof.verify import records
 
     jobs = [(name, 0) for name in plan.attentions] + [
@@ -294,6 +294,8 @@ def train(plan: TrainPlan, journal: Journal) -> tuple[dict[str, Any], bool]:
     others = [run for (_, seed), run in done.items() if seed]
     rows = [_train_row(training, plan, run, first, others) for run in done.values()]
     _print_train(rows, plan)
+    table = published.beside(plan.model, plan.size.length, rows)
+    _print_gains(table, published.SOURCE)
     size = asdict(plan.size)
     protocol = {
         "model": plan.model,
@@ -303,6 +305,7 @@ def train(plan: TrainPlan, journal: Journal) -> tuple[dict[str, Any], bool]:
         "seeds": plan.seeds,
     }
     protocol["optimizer"] = "AdamW 3e-4"
+    protocol["gains"] = {"source": published.SOURCE, "models": [one.as_dict() for one in table]}
     return records.record("train", protocol, rows, plan.device), all(row["status"] != "FAIL" for row in rows)
 
 
@@ -368,5 +371,34 @@ def _print_train(rows: list[dict[str, Any]], plan: TrainPlan) -> None:
         out_console(),
         f"{plan.model}, {plan.size}, {plan.steps} steps, {plan.dtype}",
         *("attention", "seed", "first loss", "final loss", "difference", "tokens/s", "peak MiB", ""),
+        rows=cells,
+    )
+
+
+def _print_gains(table: Sequence[Any], source: str) -> None:
+    cells = [
+        [
+            one.model,
+            "-" if one.published is None else f"{one.published:.2f}x",
+            one.lengths,
+            one.against,
+            f"not run: attnproof train --model {one.model}" if one.ours is None else f"{one.ours:.2f}x",
+            "" if one.length is None else str(one.length),
+            "" if one.memory is None else f"{one.memory:.2f}x",
+        ]
+        for one in table
+    ]
+    show(
+        out_console(),
+        f"training speed of fused attention, published ({source}) and on this machine (attnproof over eager)",
+        *(
+            "model",
+            "published gain",
+            "N",
+            "against",
+            "ours on this machine",
+            "our N",
+            "eager's peak over ours",
+        ),
         rows=cells,
     )
