@@ -6,6 +6,7 @@ goes on where it stopped.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
@@ -14,9 +15,10 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+from .. import dispatch
 from ..ledger import accounts, cache, hardware
 from ..verify import suite
-from . import implementations, roofs, warm
+from . import implementations, kernels, roofs, warm
 from .bench import Bench
 from .implementations import Implementation, Unable
 from .journal import Journal
@@ -43,12 +45,13 @@ class Row:
     ratio: tuple[float, float, float] | None = (
         None  # time of the first one over this one's, with its 99% interval
     )
+    counted: Mapping[str, float] = field(default_factory=lambda: {})  # see kernels.facts
 
     def deterministic(self) -> dict[str, float]:
-        """What does not depend on the clock: the error, and the size of compiled code of ours."""
+        """What does not depend on the clock: the error, and of ours launches, registers, spills, code."""
         held = {} if self.judged is None else {"rms": self.judged.rms}
         code = compiled_bytes(self.name)
-        return held if code is None else held | {"code_bytes": float(code)}
+        return held | dict(self.counted) | ({} if code is None else {"code_bytes": float(code)})
 
     def as_dict(self, measured: roofs.Roofs, moved: int | None) -> dict[str, Any]:
         """Plain values for a record; raw samples are kept, seconds. ``moved`` are the ledger's bytes."""
@@ -136,7 +139,24 @@ def measure_shape(
                 rows[name] = replace(rows[name], status=suite.FAIL, reason=wrong[name])
                 continue
             rows[name] = replace(rows[name], samples=samples.seconds, ratio=_ratio(first, samples))
+        if device == "cuda":
+            with cost.on("counts"):
+                for name, counted in count(bench, green).items():
+                    rows[name] = replace(rows[name], counted=counted)
     return list(rows.values())
+
+
+def count(bench: Bench, green: Sequence[Implementation]) -> dict[str, dict[str, float]]:
+    """What the calls of ours are made of; nothing where the profiler does not see the device."""
+    own = [one for one in green if one.name in dispatch.backends()]
+    try:
+        ran = kernels.look({one.name: bench.subject(one).prepare(0) for one in own}) if own else {}
+    except (RuntimeError, ValueError, OSError) as error:
+        # no profiler is no reason to lose the times
+        logging.getLogger(__name__).warning("launches and registers are not counted: %s", error)
+        return {}
+    known = kernels.compiled()
+    return {name: kernels.facts(each, known) for name, each in ran.items()}
 
 
 def _judged(bench: Bench, one: Implementation) -> Row:
