@@ -88,20 +88,7 @@ class Bench:
         return self._call(one, slot, one.run)()
 
     def _call(self, one: Implementation, slot: int, run: implementations.Run) -> Callable[[], Any]:
-        import torch
-
-        shape, (q, k, v, dout) = self.shape, self.inputs[slot]
-        if shape.run == "forward":
-            return lambda: run(q, k, v, shape)
-        if shape.run == "backward":
-            out = run(q, k, v, shape)
-            return lambda: torch.autograd.grad(out, (q, k, v), dout, retain_graph=True)
-
-        def both() -> Any:
-            out = run(q, k, v, shape)
-            return (out, *torch.autograd.grad(out, (q, k, v), dout))
-
-        return both
+        return prepared(self.shape, self.inputs[slot], run)
 
     def _judge(self, one: Implementation, slot: int, result: tuple[Any, ...]) -> Judged:
         labels = self.judges[slot].expected()
@@ -115,6 +102,24 @@ class Bench:
                     suite.FAIL, f"{label} is not finite", float("inf"), float("nan"), float("nan"), ""
                 )
         return self.judges[slot](one.name, one.numerics, dict(zip(labels, result, strict=True)))
+
+
+def prepared(shape: Shape, inputs: tuple[Any, ...], run: implementations.Run) -> Callable[[], Any]:
+    """The call of a shape's pass: forward alone, backward alone with its forward already made, or both."""
+    import torch
+
+    q, k, v, dout = inputs
+    if shape.run == "forward":
+        return lambda: run(q, k, v, shape)
+    if shape.run == "backward":
+        out = run(q, k, v, shape)
+        return lambda: torch.autograd.grad(out, (q, k, v), dout, retain_graph=True)
+
+    def both() -> Any:
+        out = run(q, k, v, shape)
+        return (out, *torch.autograd.grad(out, (q, k, v), dout))
+
+    return both
 
 
 def _tensors(result: Any) -> tuple[Any, ...]:
