@@ -130,7 +130,7 @@ def test_kernels_that_triton_keeps_are_found_in_our_modules(monkeypatch: pytest.
         vars(module)["a_kernel"] = SimpleNamespace(device_caches=caches)
         monkeypatch.setitem(sys.modules, module.__name__, module)
     found = [one for one in kernels.compiled() if one.name in "ab"]
-    assert [Compiled("a", 96, 8, 4096, 128), Compiled("b", -1, -1, 4096, 128)] == found
+    assert [Compiled("a", 96, 32, 4096, 128), Compiled("b", -1, -1, 4096, 128)] == found
 
 
 def test_only_ours_is_counted_and_a_missing_profiler_costs_no_times(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,3 +184,78 @@ def test_gate_c_is_hard_about_what_a_call_is_made_of(
 def test_a_row_carries_what_was_counted_into_the_record() -> None:
     row = sweep.Row(Shape(1, 1, 16, 8), "triton", "PASS", counted={"launches": 2.0, "spills": 0.0})
     assert {"launches": 2.0, "spills": 0.0} == row.deterministic()
+
+
+def test_a_kernel_that_no_driver_loaded_has_no_spills_to_tell() -> None:
+    """Minus one byte beside a baseline of zero would be an improvement."""
+    ran = [Ran("a", 1.0, 32, 0)]
+    assert {"launches": 1.0, "registers": 32.0, "shared_bytes": 0.0, "code_bytes": 128.0} == kernels.facts(
+        ran, [Compiled("a", kernels.UNLOADED, kernels.UNLOADED, 0, 128)]
+    )
+
+
+@pytest.mark.slow
+def test_a_kernel_compiled_for_a_card_that_is_not_here_tells_its_code() -> None:
+    """The real compiler's output: the size of the code is read from its ELF file and not from a file made here."""
+    pytest.importorskip("triton")
+    from attnproof.backends.triton import offline
+
+    _, plan, arrays = offline.Sample(64, "causal").plans("sm90")[0]
+    compiled = offline.compile_plan(plan, tuple(plan.described(arrays)), "sm90")
+    found = kernels.about(compiled)
+    assert (found.registers, found.spills) == (kernels.UNLOADED, kernels.UNLOADED)
+    assert compiled.metadata.shared == found.shared > 0
+    assert 1000 < found.code < len(compiled.asm["cubin"])
+    assert 0 == found.code % 128  # whole lines of instructions
+
+
+COMPILED_ROW = {"target": "sm90", "kernel": "forward", "D": 64, "variant": "causal", "dtype": "bfloat16"}
+
+
+def compile_record(**more: int) -> dict[str, Any]:
+    row = COMPILED_ROW | {"registers": 168, "spills": 0, "shared": 65536, "fits": True} | more
+    environment = {"versions": {"torch": "2.13.0", "triton": "3.9.0"}}
+    return {
+        "kind": "compile",
+        "created": "then",
+        "environment": environment,
+        "protocol": {},
+        "results": [row],
+    }
+
+
+@pytest.mark.parametrize(
+    ("more", "quantity", "code"),
+    [
+        ({}, "", 0),
+        ({"spills": 8}, "spills", 1),
+        ({"registers": 240}, "registers", 1),
+        ({"shared": 65552}, "shared_bytes", 1),
+        ({"shared": 32768}, "", 0),
+    ],
+)
+def test_a_record_of_compiled_kernels_is_a_baseline_without_a_gpu(
+    more: dict[str, int], quantity: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from typer.testing import CliRunner
+
+    from attnproof.cli._app import build
+
+    monkeypatch.chdir(tmp_path)
+    for name, document in (("before.json", compile_record()), ("now.json", compile_record(**more))):
+        Path(name).write_text(json.dumps(document), encoding="utf-8")
+    assert 0 == CliRunner().invoke(build(), ["baseline", "save", "before.json"]).exit_code
+    result = CliRunner().invoke(build(), ["baseline", "compare", "now.json", "--json", "found.json"])
+    assert code == result.exit_code, result.output
+    found = json.loads(Path("found.json").read_text())["results"]
+    assert [quantity] * code == [row["quantity"] for row in found if row["verdict"] == "REGRESSED"]
+    assert {"registers", "shared_bytes", "spills"} == {row["quantity"] for row in found}
+    assert all(row["hard"] for row in found)
+
+
+def test_the_committed_record_of_compiled_kernels_is_the_same_as_itself() -> None:
+    path = Path(__file__).parents[2] / "results" / "compile" / "triton-3.9.json"
+    record = baseline.read(path)
+    found = baseline.compare(record, record)
+    assert 3 * len(record["results"]) == len(found)
+    assert {"SAME"} == {one.verdict for one in found}

@@ -17,6 +17,7 @@ from attnproof.cli._common import JsonOption, err_console, guarded, out_console,
 from attnproof.cli._measuring import DeviceOption, device_of, kept
 
 AMBIGUOUS = 3
+LISTED = 60  # findings up to which those that are SAME are listed too
 BASELINES = Path(".attnproof") / "baselines"
 CASE = "forward B1 H4 N256 D64 float32 causal"
 
@@ -46,15 +47,17 @@ def register(app: typer.Typer) -> None:
 
 
 def save(
-    record: Annotated[Path, typer.Argument(help="A record that `measure`, `memory` or `drift` wrote.")],
+    record: Annotated[
+        Path,
+        typer.Argument(help="What `measure`, `memory` or `drift` wrote, or a record of compiled kernels."),
+    ],
     folder: FolderOption = BASELINES,
     name: NameOption = "default",
 ) -> None:
     """Keep a record as this machine's baseline."""
     from attnproof.measure import baseline
-    from attnproof.verify import records
 
-    document = records.load(record)
+    document = baseline.read(record)
     if document["environment"].get("dirty"):
         err_console().print(
             "the record comes from a checkout with local changes: its commit does not name its code"
@@ -72,11 +75,12 @@ def compare(
     from attnproof.measure import baseline
     from attnproof.verify import records
 
-    now = records.load(record)
+    now = baseline.read(record)
     before = baseline.load(folder, name, now["environment"])
     findings = baseline.compare(before, now)
     if not findings:
         raise ValueError(f"{record}: expected times or deterministic quantities, got none")
+    told = [one for one in findings if len(findings) <= LISTED or one.verdict != "SAME"]
     rows = [
         (
             one.case,
@@ -87,15 +91,17 @@ def compare(
             one.verdict,
             "hard" if one.hard else "advisory",
         )
-        for one in findings
+        for one in told
     ]
     console = out_console()
     show(
         console, "then and now", "case", "candidate", "quantity", "then", "now", "verdict", "gate", rows=rows
     )
+    if len(told) < len(findings):
+        console.print(f"and {len(findings) - len(told)} that are SAME")
     if any(one.verdict == "SUSPECT" for one in findings):
         console.print("SUSPECT is no verdict: attnproof regress BASE..HEAD measures both side by side")
-    protocol = {"baseline": before["created"], "baseline_commit": before["environment"]["commit"]}
+    protocol = {"baseline": before["created"], "baseline_commit": before["environment"].get("commit")}
     write_json(json_path, records.record("compare", protocol, [one.as_dict() for one in findings]))
     return baseline.holds(findings)
 

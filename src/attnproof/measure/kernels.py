@@ -22,6 +22,8 @@ from ..ledger.counters import MARKER, CounterError
 
 ACTIVITIES = frozenset({"kernel", "gpu_memset", "gpu_memcpy"})
 OWN = "attnproof.backends."
+UNLOADED = -1  # registers and spills of a kernel that no driver has loaded
+WORD = 4  # bytes: Triton counts spills in words
 
 
 @dataclass(frozen=True)
@@ -111,22 +113,23 @@ def compiled() -> list[Compiled]:
 
 
 def about(kernel: Any) -> Compiled:
-    """The facts of one of Triton's compiled kernels; those of a kernel that was never loaded are -1."""
-    registers, spills = (
-        -1 if value is None else int(value)
-        for value in (getattr(kernel, "n_regs", None), getattr(kernel, "n_spills", None))
-    )
+    """The facts of one of Triton's compiled kernels; those that only a driver tells are UNLOADED before."""
+    registers, words = (getattr(kernel, name, None) for name in ("n_regs", "n_spills"))
     binary = kernel.asm.get("cubin") or kernel.asm.get("hsaco") or b""
     return Compiled(
-        str(kernel.metadata.name), registers, spills, int(kernel.metadata.shared), text_bytes(binary)
+        str(kernel.metadata.name),
+        UNLOADED if registers is None else int(registers),
+        UNLOADED if words is None else WORD * int(words),
+        int(kernel.metadata.shared),
+        text_bytes(binary),
     )
 
 
 def facts(ran: Sequence[Ran], known: Iterable[Compiled] = ()) -> dict[str, float]:
     """The quantities of gate C of one call: sums of launches, spills and code, the most of registers and shared memory.
 
-    Spills and code only if every kernel of a name that is ours was found; where a name has several, the one that fits in
-    registers and shared memory, or the largest of them.
+    Spills and code are those of the kernels among ``known``: none of them, no such quantity. Where a name has several, the
+    one that fits in registers and shared memory, or the largest of them.
     """
     if not ran:
         return {}
@@ -142,10 +145,9 @@ def facts(ran: Sequence[Ran], known: Iterable[Compiled] = ()) -> dict[str, float
         by_name.setdefault(kernel.name, []).append(kernel)
     own = [_fitting(one, by_name[one.name]) for one in ran if one.name in by_name]
     if own:
-        found |= {
-            "spills": float(sum(one.spills for one in own)),
-            "code_bytes": float(sum(one.code for one in own)),
-        }
+        found["code_bytes"] = float(sum(one.code for one in own))
+    if own and all(one.spills != UNLOADED for one in own):
+        found["spills"] = float(sum(one.spills for one in own))
     return found
 
 
