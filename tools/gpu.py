@@ -8,24 +8,27 @@ Usage: gpu.py [parity] [cases] [sanitizer] [twin] [measure] [bars]     (all of t
 A part of ``bars`` that passes its budget is interrupted as by Ctrl-C: what it finished stays in a .partial file beside
 its record, and the same command goes on from there.
 
-Records go to results/<device>/; a stage that fails stops the run, so no time is written for a wrong kernel.
+Records go to results/<device>/; a stage that fails stops the run, so no time is written for a wrong kernel. Every row of the
+record of stages names the commit at which its stage ran; stages that are not asked for again keep their rows.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gpu_record import ROOT, folder, write
+from gpu_record import ROOT, folder, records, write
 
 # stages of one line run side by side: they mostly compile
 ORDER = (("parity", "cases"), ("sanitizer",), ("twin",), ("measure",), ("bars",))
@@ -42,6 +45,8 @@ RACECHECKED = (
     "cached, 200 keys, three parts",
 )
 FUZZ_MINUTES = "2"
+# beside other work a process may need longer than the tool's ten seconds to reach its first call
+PATIENT = ("--launch-timeout", "120", "--error-exitcode", "9", "--print-limit", "5")
 
 
 def run(*command: str, **environment: str) -> int:
@@ -77,7 +82,7 @@ def sanitizer() -> int:
     for check in ("memcheck", "racecheck"):
         failed |= pytest(
             *("tests/gpu", "-k", MEMCHECKED),
-            prefix=(tool, "--tool", check, "--error-exitcode", "9", "--print-limit", "5"),
+            prefix=(tool, "--tool", check, *PATIENT),
             PYTORCH_NO_CUDA_MEMORY_CACHING="1",
         )
     return failed
@@ -89,13 +94,17 @@ def twin() -> int:
     if tool is None:
         print("compute-sanitizer is not installed: the twin's racecheck did not run", flush=True)
         return 1
-    failed = pytest(TWIN, *_workers(), OMP_NUM_THREADS="2")
     test = f"{TWIN}::test_the_interpreters_cases_agree_with_float64_and_repeat"
-    failed |= pytest(
-        *(f"{test}[{name}]" for name in RACECHECKED),
-        prefix=(tool, "--tool", "racecheck", "--error-exitcode", "9", "--print-limit", "5"),
-    )
-    return failed | run(sys.executable, "tools/mi50_twin.py", "fuzz", "--minutes", FUZZ_MINUTES)
+    cases = [f"{test}[{name}]" for name in RACECHECKED]
+    with tempfile.TemporaryDirectory() as kept, ThreadPoolExecutor(2) as pool:
+        failed = pytest(TWIN, *_workers(), OMP_NUM_THREADS="2", ATTNPROOF_TWIN_CACHE=kept)
+        races = pool.submit(
+            pytest, *cases, prefix=(tool, "--tool", "racecheck", *PATIENT), ATTNPROOF_TWIN_CACHE=kept
+        )
+        failed |= run(
+            sys.executable, "tools/mi50_twin.py", "fuzz", "--minutes", FUZZ_MINUTES, ATTNPROOF_TWIN_CACHE=kept
+        )
+        return failed | races.result()
 
 
 def measure() -> int:
@@ -127,12 +136,15 @@ BARS = {
     "bert": Bar(("train", "--model", "bert-large", *FULL, "--steps", "40", "--seeds", "2"), 4),
     "lra": Bar(("train", "--model", "lra", *FULL, "--steps", "40", "--seeds", "2"), 4),
 }
+INTERRUPTED = 130
 GRACE = 60  # seconds that an interrupted command has to write down what it did
+ENDS = {0: "passed", INTERRUPTED: "its budget ended first: the same command goes on"}
 
 
 def bars() -> int:
     """Every bar of the measuring chain; each command judges its own and leaves a record."""
-    return max([bar(name) for name in BARS])
+    codes = [bar(name) for name in BARS]
+    return int(any(codes))
 
 
 def bar(name: str, into: Path | None = None, minutes: float | None = None) -> int:
@@ -148,20 +160,34 @@ def bar(name: str, into: Path | None = None, minutes: float | None = None) -> in
 
 
 def within(seconds: float, *command: str) -> int:
-    """A command that is interrupted after so many seconds, and ended if that does not help."""
+    """A command that is interrupted after so many seconds, with all that it started, and ended if that does not help."""
     print("+", *command, flush=True)
     path = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
-    child = subprocess.Popen(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": path})
+    child = subprocess.Popen(
+        command, cwd=ROOT, env={**os.environ, "PYTHONPATH": path}, start_new_session=True
+    )
     try:
         return child.wait(seconds)
     except subprocess.TimeoutExpired:
         print(f"the budget of {seconds:.0f} s is spent: the same command goes on from here", flush=True)
-        child.send_signal(signal.SIGINT)
-    try:
-        return child.wait(GRACE)
-    except subprocess.TimeoutExpired:
-        child.kill()
-        return child.wait()
+        return _interrupt(child)
+    except KeyboardInterrupt:
+        _interrupt(child)
+        raise
+
+
+def _interrupt(child: subprocess.Popen[bytes]) -> int:
+    """What Ctrl-C does in a terminal, which a session of its own does not hear of; after the grace, the end."""
+    for how in (signal.SIGINT, signal.SIGKILL):
+        try:
+            os.killpg(child.pid, how)
+            child.wait(GRACE)
+            break
+        except ProcessLookupError:
+            break
+        except subprocess.TimeoutExpired:
+            continue
+    return child.wait()
 
 
 def _workers() -> list[str]:
@@ -189,13 +215,25 @@ def arguments(words: Sequence[str]) -> argparse.Namespace:
     return asked
 
 
+def earlier(into: Path, wanted: Sequence[str]) -> list[dict[str, Any]]:
+    """Rows of the record of stages that still hold, each of the commit that it names: those that do not run again now."""
+    path, now = into / "stages.json", records.environment("cuda")
+    if not path.is_file():
+        return []
+    document = json.loads(path.read_text())
+    then = document["environment"]
+    if now["dirty"] or any(then[name] != now[name] for name in ("device", "versions")):
+        return []
+    return [row for row in document["results"] if row["stage"] not in wanted and not row["dirty"]]
+
+
 def main() -> None:
     """Run as a script."""
     asked = arguments(sys.argv[1:])
     parts = [stage.partition(":")[2] for stage in asked.stages if ":" in stage]
     codes = {name: bar(name, asked.into and asked.into.absolute(), asked.minutes) for name in parts}
     for name, code in codes.items():
-        print(f"bars:{name}: {'passed' if code == 0 else f'FAILED with {code}'}", flush=True)
+        print(f"bars:{name}: {ENDS.get(code, f'FAILED with {code}')}", flush=True)
     if any(codes.values()):
         sys.exit(1)
     if stages := [stage for stage in asked.stages if ":" not in stage] or ([] if parts else list(STAGES)):
@@ -208,15 +246,17 @@ def run_stages(wanted: Sequence[str]) -> bool:
 
     into = ROOT / "results" / folder(torch.cuda.get_device_name())
     results: list[dict[str, Any]] = []
+    held, now = earlier(into, wanted), records.environment("cuda")
+    code = {"commit": now["commit"], "dirty": now["dirty"]}
     for line in ORDER:
         together = [stage for stage in line if stage in wanted]
         with ThreadPoolExecutor(len(line)) as pool:
             codes = list(pool.map(lambda stage: globals()[stage](), together))
-        for stage, code in zip(together, codes, strict=True):
-            results.append({"candidate": "attnproof", "stage": stage, "passed": code == 0})
-            print(f"{stage}: {'passed' if code == 0 else 'FAILED'}", flush=True)
+        for stage, exit_code in zip(together, codes, strict=True):
+            results.append({"candidate": "attnproof", "stage": stage, "passed": exit_code == 0, **code})
+            print(f"{stage}: {'passed' if exit_code == 0 else 'FAILED'}", flush=True)
         # after each line, so that a run that is cut short has said what it knows
-        write("device", "stages", {"command": "make gpu", "stages": list(wanted)}, results, Path(into))
+        write("device", "stages", {"command": "make gpu", "stages": list(wanted)}, [*held, *results], into)
         if any(codes):
             break
     return all(r["passed"] for r in results)

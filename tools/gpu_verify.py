@@ -24,8 +24,9 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "src"))
 
-from attnproof.verify import records, session, tiers
+from attnproof.verify import findings, records, session, tiers
 from attnproof.verify.calibration import calibration, kinds
+from attnproof.verify.findings_gpu import suspects
 
 LIMIT = 180.0  # seconds that a tier `standard` of one kernel may take
 # how many processes share a kernel's cases; those that compile for each case get more
@@ -38,6 +39,7 @@ JOBS = {
     "sdpa:efficient": 2,
     "sdpa:math": 2,
 }
+TOGETHER = 4  # programs of suspects that run at once, each in a process of its own
 CACHES = ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR")
 
 
@@ -59,6 +61,25 @@ def judge(word: str, asked: argparse.Namespace) -> dict[str, Any]:
         budget=asked.budget,
     )
     return session.run(chosen, plan)
+
+
+def ask_suspects(device: str) -> list[dict[str, Any]]:
+    """What the smallest programs of suspected deviations show here."""
+    with ThreadPoolExecutor(TOGETHER) as pool:
+        seen = list(pool.map(findings.observe, suspects() if device != "cpu" else ()))
+    return [
+        {
+            "candidate": one.finding.kernel,
+            "group": "suspect",
+            "case": one.finding.name,
+            "reason": one.finding.title,
+            "seen": one.status,
+            "got": one.got,
+            "right": one.right,
+            "why": one.why,
+        }
+        for one in seen
+    ]
 
 
 def summary(word: str, document: dict[str, Any]) -> dict[str, Any]:
@@ -99,7 +120,10 @@ def line(row: dict[str, Any]) -> str:
 
 
 def write(
-    asked: argparse.Namespace, documents: dict[str, dict[str, Any]], seconds: float
+    asked: argparse.Namespace,
+    documents: dict[str, dict[str, Any]],
+    seen: list[dict[str, Any]],
+    seconds: float,
 ) -> list[dict[str, Any]]:
     """Both records, from what is done by now."""
     rows = [summary(word, document) for word, document in documents.items()]
@@ -118,7 +142,7 @@ def write(
     }
     for name, kind, results in (
         ("verify", "verify-device", [*rows, *calibration(every)]),
-        ("findings-gpu", "findings-gpu", kinds(every)),
+        ("findings-gpu", "findings-gpu", [*kinds(every), *seen]),
     ):
         document = records.record(kind, protocol, results, asked.device)
         (asked.out / f"{name}.json").write_text(json.dumps(document, indent=1) + "\n")
@@ -128,8 +152,9 @@ def write(
 def run(asked: argparse.Namespace) -> list[dict[str, Any]]:
     """Every kernel at once; the cores are the limit, and the workers of each wait for compilers most of the time."""
     (asked.out / "cases").mkdir(parents=True, exist_ok=True)
-    started, done, rows = time.monotonic(), {}, []
-    with ThreadPoolExecutor(len(asked.kernels)) as pool:
+    started, done = time.monotonic(), {}
+    with ThreadPoolExecutor(len(asked.kernels) + 1) as pool:
+        asking = pool.submit(ask_suspects, asked.device)
         futures = {pool.submit(judge, word, asked): word for word in asked.kernels}
         for future in as_completed(futures):
             word = futures[future]
@@ -142,8 +167,11 @@ def run(asked: argparse.Namespace) -> list[dict[str, Any]]:
                 path = asked.out / "cases" / f"{word.replace(':', '-').replace('/', '-')}.json"
                 path.write_text(json.dumps(done[word]) + "\n")
             print(line(summary(word, done[word])), flush=True)
-            rows = write(asked, done, time.monotonic() - started)
-    return rows
+            write(asked, done, asking.result() if asking.done() else [], time.monotonic() - started)
+        seen = asking.result()
+        shown = sum(one["seen"] == "reproduced" for one in seen)
+        print(f"suspects: {shown} of {len(seen)} reproduced", flush=True)
+        return write(asked, done, seen, time.monotonic() - started)
 
 
 def arguments(words: Sequence[str]) -> argparse.Namespace:
@@ -173,6 +201,8 @@ def arguments(words: Sequence[str]) -> argparse.Namespace:
 def main() -> None:
     """Run as a script."""
     asked = arguments(sys.argv[1:])
+    # two dozen processes share the cores, and none of them knows of the others
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         if not asked.warm:
             # cold means cold, whatever ran here before; workers inherit this

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from attnproof.cases import find
-from attnproof.verify import calibration, records, session, workers
+from attnproof.verify import calibration, findings, findings_gpu, records, session, workers
 
 # `{fault}` runs where M is 1
 KERNEL = """
@@ -220,3 +220,13 @@ def test_the_device_tool_writes_its_records_with_a_kernel_that_crashes_and_one_t
     assert {"aborts.py:attention"} == {row["candidate"] for row in found}
     assert "verify-device" == records.load(Path("out/verify.json"))["kind"]
     assert "aborts.py:attention: 1 passed, 0 failed, 2 findings" in capsys.readouterr().out
+
+
+def test_suspects_are_programs_that_end_in_a_comparison_or_a_crash() -> None:
+    """They run once, on a device that is lent: a misspelt one would be found there."""
+    found = findings_gpu.suspects()
+    assert len(found) == len({one.name for one in found})
+    for one in found:
+        names = compile(one.code, one.name, "exec").co_names
+        assert {"got", "right"} <= set(names), one.name
+        assert findings.observe(one).status in ("not here", "reproduced", "gone")

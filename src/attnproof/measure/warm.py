@@ -48,7 +48,8 @@ def warm(
         return []
     wrong: list[str] = []
     context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(min(jobs, len(shapes)), context, initializer=_begin) as pool:
+    pool = ProcessPoolExecutor(min(jobs, len(shapes)), context, initializer=_begin)
+    try:
         futures = {pool.submit(once, shape, compiled, device): shape for shape in spread(shapes)}
         for future in as_completed(futures):
             shape = futures[future]
@@ -57,6 +58,9 @@ def warm(
             except Exception as error:  # a compiler that took its process down is the sweep's to report
                 wrong.append(f"{shape.name}: {type(error).__name__}")
             tick(f"compiled {shape.name}")
+    finally:
+        # one that is interrupted does not wait for what nobody has begun
+        pool.shutdown(cancel_futures=True)
     return wrong
 
 

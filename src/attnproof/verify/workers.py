@@ -20,22 +20,12 @@ from typing import TYPE_CHECKING, Any
 from attnproof.cases import Case
 from attnproof.verify import isolation, records, steps, suite
 from attnproof.verify.candidate import Candidate
+from attnproof.verify.isolation import GRACE, LOST_CONTEXT, exit_words
 
 if TYPE_CHECKING:
     from attnproof.verify.session import Plan
 
-GRACE = 2.0  # seconds that a worker gets to end by itself
 STARTS = 3  # processes in a row that may die before their first question
-# sentences of drivers after which a process is of no more use
-LOST_CONTEXT = (
-    "CUDA error",
-    "HIP error",
-    "CUDA driver error",
-    "illegal memory access",
-    "misaligned address",
-    "device-side assert",
-    "unspecified launch failure",
-)
 
 
 @dataclass(frozen=True)
@@ -90,12 +80,16 @@ def run(
 
 
 def _tasks(candidates: Sequence[Candidate], numbers: Sequence[int], plan: Plan) -> list[Task]:
-    """Probes first, then the cases that take longest, so that nothing long is left for the end."""
+    """Probes first, then the cases that take longest, so that nothing long is left for the end.
+
+    On a GPU that is compiling, and most of it for gradients; elsewhere the products.
+    """
     by_case: dict[Case, list[int]] = {}
     for case in plan.cases:
         for number in numbers:
             by_case.setdefault(steps.served(case, candidates[number]), []).append(number)
-    cases = sorted(by_case, key=_size, reverse=True)
+    compiled = any(candidates[number].device != "cpu" for number in numbers)
+    cases = sorted(by_case, key=lambda case: (compiled and case.backward, _size(case)), reverse=True)
     return [*(Task(None, (number,)) for number in numbers), *(Task(c, tuple(by_case[c])) for c in cases)]
 
 
@@ -142,7 +136,7 @@ class Worker:
             self.process.kill()
             self.process.join()
             return "had to be stopped"
-        return f"signal {-code}" if code < 0 else f"exit code {code}"
+        return exit_words(code)
 
 
 class Pool:

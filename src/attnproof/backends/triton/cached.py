@@ -85,7 +85,7 @@ def _decode_shape(problem: Problem, device: int) -> tuple[Config, int]:
 
 def _splits(problem: Problem, config: Config, multiprocessors: int) -> int:
     tiles = args.cdiv(problem.N, config.block_n)
-    slots = multiprocessors * configs.programs_per_multiprocessor(problem, multiprocessors)
+    slots = multiprocessors * configs.programs_per_multiprocessor(problem)
     splits = problem.num_splits or best_splits(slots, problem.B * problem.Hkv, max(1, min(tiles // 2, 128)))
     return max(1, min(splits, tiles))
 

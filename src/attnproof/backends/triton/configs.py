@@ -69,7 +69,7 @@ INTERPRETER = Config(32, 32, 4, 1)
 DESCRIPTOR_WORK = 2**32
 TUNED = "h200/tune.json"
 TUNED_DECODE = "h200/tune-decode.json"
-# keys of a paged plane up to which one program reads it alone rather than two whose parts are merged, see ``TUNED_DECODE``
+# keys of a paged cache up to which a multiprocessor takes one program rather than two, see ``TUNED_DECODE``
 ALONE = 16384
 WARPGROUP = frozenset({"sm90", "sm100", "sm103"})  # matrix units fed from shared memory by descriptor
 DEPENDENT = WARPGROUP | {"sm120"}  # a kernel may be started while the one before it ends
@@ -193,12 +193,9 @@ def fitted(config: Config, architecture: str) -> Config:
     return replace(config, narrowest=64) if architecture in WARPGROUP else config
 
 
-def programs_per_multiprocessor(problem: Problem, multiprocessors: int) -> int:
-    """How many decode programs share a multiprocessor: two hide page look-ups, unless one spares the merge."""
-    if problem.rows != "paged":
-        return 1
-    fills = problem.B * problem.Hkv >= 0.9 * multiprocessors
-    return 1 if fills and problem.N <= ALONE else 2
+def programs_per_multiprocessor(problem: Problem) -> int:
+    """How many decode programs share a multiprocessor: two hide the page look-ups of long caches, at the price of a merge."""
+    return 2 if problem.rows == "paged" and problem.N > ALONE else 1
 
 
 def _row(key: Key) -> Config:
