@@ -323,5 +323,5 @@ def _made_of(records: Sequence[Record], found: Any) -> Iterator[Any]:
         if "launches" in (held := row.get("deterministic") or {})
     ]
     if rows:
-        lead = "Counted, not timed: the same on every run of the same code, so any growth fails a gate."
+        lead = "Counted, not timed: the same on every run of the same code, so growth beyond a compiler's steps fails gate C."
         yield "Made of", "made-of", lead, {}, table(("case", "candidate", *MADE_OF.values()), rows)
