@@ -408,6 +408,23 @@ def test_the_gates_exit_code_is_its_verdict(verdict: Any, code: int, monkeypatch
     assert verdict == records.load(Path("g.json"))["results"][0]["verdict"]
 
 
+@pytest.mark.parametrize(("launches", "code"), [(2.0, 0), (3.0, 1)])
+def test_with_counts_the_gate_is_hard_about_what_a_call_is_made_of(
+    launches: float, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A call that takes one more launch is worse even where the clock cannot see it; without the option it passes."""
+    same = gate.Comparison("SAME", gate.Interval(1.0, 0.99, 1.01), 0.01, 0.001, 200, 1.0)
+    monkeypatch.setattr(gate, "compare", lambda *_, **__: same)
+    made = {"eager": {"launches": 2.0, "spills": 0.0}, "sdpa:flash": {"launches": launches, "spills": 0.0}}
+    monkeypatch.setattr(sweep, "without_a_clock", lambda name, judged, counted: made[name])
+    words = ("baseline", "gate", "eager", "sdpa:flash", "--case", "N16 D8", "--device", "cpu")
+    result = run(*words, "--counts", "--json", "g.json")
+    assert code == result.exit_code, result.output
+    found = {row["quantity"]: row["verdict"] for row in records.load(Path("g.json"))["results"][1:]}
+    assert {"launches": "REGRESSED" if code else "SAME", "spills": "SAME"} == found
+    assert 0 == run(*words).exit_code
+
+
 def test_the_gate_takes_no_time_of_a_wrong_kernel() -> None:
     Path("mine.py").write_text("def off(q, k, v, *, causal, scale):\n    return v * 1.01\n")
     result = run("baseline", "gate", "eager", "mine.py:off", "--case", "N16 D8", "--device", "cpu")

@@ -138,8 +138,14 @@ def _row(before: Mapping[str, Any] | None, now: Mapping[str, Any], comparable: b
     if now.get("samples"):
         findings.append(_stored(case, candidate, before, now, comparable))
     earlier = {} if before is None else _without_a_clock(before)
-    for quantity, value in sorted(_without_a_clock(now).items()):
-        known = earlier.get(quantity)
+    return findings + held(case, candidate, earlier, _without_a_clock(now))
+
+
+def held(case: str, candidate: str, before: Mapping[str, float], now: Mapping[str, float]) -> list[Finding]:
+    """Gate C of one call: each quantity then and now, hard."""
+    findings: list[Finding] = []
+    for quantity, value in sorted(now.items()):
+        known = before.get(quantity)
         verdict = "INCOMPARABLE" if known is None else _hard(quantity, known, value)
         findings.append(Finding(case, candidate, quantity, known, value, verdict, hard=True))
     return findings

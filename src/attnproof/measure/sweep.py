@@ -48,10 +48,8 @@ class Row:
     counted: Mapping[str, float] = field(default_factory=lambda: {})  # see kernels.facts
 
     def deterministic(self) -> dict[str, float]:
-        """What does not depend on the clock: the error, and of ours launches, registers, spills, code."""
-        held = {} if self.judged is None else {"rms": self.judged.rms}
-        code = compiled_bytes(self.name)
-        return held | dict(self.counted) | ({} if code is None else {"code_bytes": float(code)})
+        """The quantities of gate C."""
+        return without_a_clock(self.name, self.judged, self.counted)
 
     def as_dict(self, measured: roofs.Roofs, moved: int | None) -> dict[str, Any]:
         """Plain values for a record; raw samples are kept, seconds. ``moved`` are the ledger's bytes."""
@@ -144,6 +142,13 @@ def measure_shape(
                 for name, counted in count(bench, green).items():
                     rows[name] = replace(rows[name], counted=counted)
     return list(rows.values())
+
+
+def without_a_clock(name: str, judged: Judged | None, counted: Mapping[str, float]) -> dict[str, float]:
+    """What gate C holds of one call: the error, and of ours launches, registers, spills, code."""
+    held = {} if judged is None else {"rms": judged.rms}
+    code = compiled_bytes(name)
+    return held | dict(counted) | ({} if code is None else {"code_bytes": float(code)})
 
 
 def count(bench: Bench, green: Sequence[Implementation]) -> dict[str, dict[str, float]]:
