@@ -349,6 +349,8 @@ def test_where_a_call_stands_is_its_largest_term() -> None:
     assert "exponentials" == found.limit
     assert SHAPE.call.pairs / 1e6 == pytest.approx(found.share)
     assert "overhead" in str(roofs.stand(SHAPE, 100.0, apart))
+    doubted = str(roofs.stand(SHAPE, found.share / 3, apart))
+    assert "exponentials (3.0 times its probe, which was disturbed or reads no cache)" == doubted
     both = roofs.stand(replace(SHAPE, run="both"), 1.0, apart)
     assert 2 * found.terms["exponentials"] == pytest.approx(both.terms["exponentials"])
 
