@@ -71,7 +71,7 @@ def test_the_commands_of_the_script_and_of_the_page_exist() -> None:
     from attnproof.cli._app import build
 
     shown = [SCRIPT.read_text(), *re.findall(r"^```sh\n(attnproof .*?)^```$", PAGE, re.M | re.S)]
-    assert 3 == len(shown)
+    assert 4 == len(shown)
     for words in re.findall(r"^ *attnproof ((?:baseline )?[a-z-]+)", "\n".join(shown), re.M):
         assert 0 == CliRunner().invoke(build(), [*words.split(), "-h"]).exit_code
 

@@ -84,6 +84,33 @@ def test_a_slower_revision_is_found_and_nothing_is_left_behind(repository: Path)
     assert clean()
 
 
+COUNTED = """
+
+_planted = without_a_clock
+
+
+def without_a_clock(name, judged, counted):
+    return _planted(name, judged, {{**counted, "launches": {}}})
+"""
+
+
+def test_a_revision_that_takes_more_launches_regresses_whatever_the_clock_says(repository: Path) -> None:
+    path = Path("src/attnproof/measure/sweep.py")
+    plain = path.read_text()
+    for launches in (2.0, 3.0):
+        path.write_text(plain + COUNTED.format(launches))
+        git("commit", "-q", "-a", "-m", f"{launches} launches")
+    result = regress("--seconds", "0.5", "--json", "r.json")
+    assert 1 == result.exit_code, result.output
+    record = records.load(repository / "r.json")
+    (found,) = [row for row in record["results"] if row.get("quantity") == "launches"]
+    assert (2.0, 3.0, "REGRESSED", True) == (found["before"], found["now"], found["verdict"], found["hard"])
+    assert "REGRESSED" == record["protocol"]["verdict"]
+    rms = next(row for row in record["results"] if row.get("quantity") == "rms")
+    assert "SAME" == rms["verdict"]
+    assert clean()
+
+
 def test_a_wrong_revision_gets_no_time(repository: Path) -> None:
     plant(WRONG)
     result = regress()

@@ -18,7 +18,7 @@ from attnproof.measure.timer import Call, HostTimer
 class Model:
     """A timer without a clock: seconds by subject name, with drift, shared load and interrupted calls."""
 
-    name = "model"
+    name, flushed = "model", 0.0
 
     def __init__(
         self, ratios: dict[str, float], *, seed: int, jitter: float = 0.01, tail: float = 0.05
@@ -205,7 +205,7 @@ def test_what_a_place_in_the_group_does_falls_on_everyone_alike() -> None:
     """The first call after a pause is slow and one that follows itself fast: identical code must still have ratio 1."""
 
     class Places:
-        name = "places"
+        name, flushed = "places", 0.0
 
         def run(self, calls: Sequence[Call], *, cold: bool) -> tuple[list[float], list[Any]]:
             names = [call() for call in calls]

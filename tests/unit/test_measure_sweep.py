@@ -9,19 +9,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
 
-from attnproof.measure import implementations, roofs, shapes, sweep  # noqa: E402
+from attnproof.measure import bench, implementations, roofs, shapes, sweep, warm  # noqa: E402
 from attnproof.measure.implementations import Implementation, Unable  # noqa: E402
 from attnproof.measure.journal import Journal  # noqa: E402
 from attnproof.measure.protocol import Protocol  # noqa: E402
 from attnproof.measure.shapes import Shape, parse  # noqa: E402
 from attnproof.measure.timer import Call, HostTimer  # noqa: E402
-from attnproof.measure.verdict import Judge, solved_by_torch  # noqa: E402
-from attnproof.verify.expected import expected  # noqa: E402
+from attnproof.measure.verdict import Judge  # noqa: E402
 
 QUICK = Protocol(warmup=1, timed=10, cold=False, slots=2)
 SHAPE = Shape(2, 4, 48, 16, Hkv=2, dtype="float32", causal=True)
@@ -31,7 +29,7 @@ RIGHT = implementations.load("eager")
 class Ticking:
     """Every call takes one millisecond more than the one before; the clock is never read."""
 
-    name = "ticking"
+    name, flushed = "ticking", 0.0
 
     def __init__(self) -> None:
         self.calls = 0
@@ -142,13 +140,13 @@ def test_a_bfloat16_result_is_judged_by_its_own_roundings() -> None:
 
 
 def test_each_set_of_inputs_judges_a_part_of_its_own() -> None:
-    parts = {Judge(SHAPE, sweep.make_inputs(SHAPE, "cpu", slot), slot).part for slot in range(6)}
+    parts = {Judge(SHAPE, bench.make_inputs(SHAPE, "cpu", slot), slot).part for slot in range(6)}
     assert len(parts) > 1
 
 
 def test_a_long_forward_is_judged_on_sampled_rows_with_the_last_among_them() -> None:
     shape = Shape(1, 1, 700, 8, dtype="float32", causal=True)
-    inputs = sweep.make_inputs(shape, "cpu", 0)
+    inputs = bench.make_inputs(shape, "cpu", 0)
     out = RIGHT.run(*inputs[:3], shape)
     judge = Judge(shape, inputs)
     assert judge("eager", "flash", {"out": out}).green
@@ -157,19 +155,68 @@ def test_a_long_forward_is_judged_on_sampled_rows_with_the_last_among_them() -> 
     assert "sampled rows" in judge.part
 
 
-def test_the_oracle_on_a_device_answers_as_on_the_host() -> None:
-    """Long gradients are judged by it; here torch's CPU stands for the device."""
-    shape = replace(SHAPE, dtype="bfloat16", run="both")
-    inputs = Judge(shape, sweep.make_inputs(shape, "cpu", 0)).inputs
-    host, device = expected(inputs), solved_by_torch(inputs, "cpu")
-    assert {"out", "dq", "dk", "dv"} == set(host.tensors) == set(device.tensors)
-    for name, terms in host.tensors.items():
-        for term, value in vars(terms).items():
-            assert np.allclose(value, getattr(device.tensors[name], term), rtol=1e-12, atol=1e-13), (
-                name,
-                term,
-            )
-    assert np.allclose(host.lse, device.lse) and np.array_equal(host.dead, device.dead)
+def test_of_results_with_other_bits_the_farthest_is_judged_once_the_clock_has_stopped() -> None:
+    """A judge between two samples would take longer than they do; a lenient pick would let a wrong one through."""
+    made = bench.Bench(SHAPE, "cpu", 1)
+    made.verdict(RIGHT)
+    judged = made.judged["eager", 0][0]
+    for factor in (1.0, 1 + 3e-7, 1.5, 1 + 5e-7):
+        made.look("eager", 0, judged * factor)
+    assert 0.5 == pytest.approx(made.others["eager"].distance, rel=0.1)
+    assert made.recheck(RIGHT).startswith("a timed result differs")
+    made.others.clear()
+    made.look("eager", 0, judged.clone())
+    assert "" == made.recheck(RIGHT)
+
+
+def test_a_nan_among_timed_results_is_the_farthest() -> None:
+    made = bench.Bench(SHAPE, "cpu", 1)
+    made.verdict(RIGHT)
+    judged = made.judged["eager", 0][0]
+    made.look("eager", 0, judged.masked_fill(judged == judged.max(), float("nan")))
+    made.look("eager", 0, judged * 2)
+    assert math.inf == made.others["eager"].distance
+    assert "not finite" in made.recheck(RIGHT)
+
+
+def test_where_the_time_of_a_sweep_went_is_told() -> None:
+    """The bar of host work between samples is about this number: flushes and samples are the device's."""
+    cost = sweep.Cost()
+    sweep.measure_shape(SHAPE, [RIGHT], "cpu", HostTimer(), replace(QUICK, cold=True), cost)
+    assert {"inputs and oracle", "verdicts", "samples"} == set(cost.seconds)
+    assert 0 < cost.spent.busy <= cost.spent.wall <= cost.seconds["samples"]
+    assert cost.spent.wall / cost.spent.busy - 1 == pytest.approx(cost.spent.between)
+
+
+@pytest.mark.parametrize("jobs", [0, 2])
+def test_what_compiles_is_called_once_in_workers_before_the_clock(jobs: int) -> None:
+    """On a CPU nothing of it serves, so the workers only have to come back; a refusal is no failure."""
+    done: list[str] = []
+    shapes = [replace(SHAPE, N=n, dtype="float32") for n in (16, 24)]
+    assert [] == warm.warm(shapes, ("flex", "eager"), "cpu", jobs, done.append)
+    assert [f"compiled {shape.name}" for shape in shapes if jobs] == sorted(done)
+
+
+def test_a_call_that_fails_in_a_worker_is_told_and_is_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    crash = broken("crash", lambda out: 1 // 0)
+    monkeypatch.setattr(implementations, "load", lambda name: crash)
+    assert [f"{SHAPE.name}, crash: ZeroDivisionError"] == warm.once(SHAPE, ("crash",), "cpu")
+
+
+def test_workers_begin_with_kernels_that_differ() -> None:
+    """The first of the figure: twelve structures at one length, so that no two processes compile the same."""
+    first = warm.spread(shapes.figure())[:12]
+    assert {512} == {shape.N for shape in first}
+    assert 12 == len({(shape.D, shape.causal, shape.run) for shape in first})
+
+
+@pytest.mark.parametrize(
+    "text", ["N9 D8 causal", "N9 D8 M4 causal", "N9 D8 causal window2", "N9 D8 M4 window3"]
+)
+def test_the_rule_of_flex_is_the_mask(text: str) -> None:
+    shape = parse(text)
+    i, j = torch.arange(shape.queries)[:, None], torch.arange(shape.N)
+    assert torch.equal(implementations._dense_mask(shape, i), implementations._rule(shape)(0, 0, i, j))
 
 
 def test_ratios_are_the_first_candidates_time_over_the_others() -> None:
@@ -302,6 +349,8 @@ def test_where_a_call_stands_is_its_largest_term() -> None:
     assert "exponentials" == found.limit
     assert SHAPE.call.pairs / 1e6 == pytest.approx(found.share)
     assert "overhead" in str(roofs.stand(SHAPE, 100.0, apart))
+    doubted = str(roofs.stand(SHAPE, found.share / 3, apart))
+    assert "exponentials (3.0 times its probe, which was disturbed or reads no cache)" == doubted
     both = roofs.stand(replace(SHAPE, run="both"), 1.0, apart)
     assert 2 * found.terms["exponentials"] == pytest.approx(both.terms["exponentials"])
 

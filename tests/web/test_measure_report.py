@@ -10,11 +10,14 @@ from typing import Any
 
 import pytest
 
-from attnproof.measure import stats
+from attnproof.measure import published, stats
 from attnproof.report import measured
 from attnproof.verify import records
 
 pytestmark = pytest.mark.web
+
+
+MADE_OF = {"launches": 3.0, "registers": 168.0, "shared_bytes": 65536.0, "spills": 16.0, "code_bytes": 9000.0}
 
 
 def measure(device: str) -> dict[str, Any]:
@@ -43,6 +46,7 @@ def measure(device: str) -> dict[str, Any]:
                     "ratio": [1.0 / factor, 0.9 / factor, 1.1 / factor],
                     "tflops": n / 1e4 / factor,
                     "gbps": n / 100 / factor,
+                    "deterministic": {"rms": 1e-7} | (MADE_OF if device != "cpu" and factor == 1 else {}),
                     "roof": {"intensity": n / 16, "sentence": "arithmetic (50% of its roof)"},
                 }
             )
@@ -81,8 +85,18 @@ def growth() -> list[dict[str, Any]]:
     return [
         records.record("memory", {}, [memory]),
         records.record("drift", {"band": 1.3}, drift),
-        records.record("train", {}, train),
+        records.record("train", {"gains": gains()}, train),
     ]
+
+
+def gains() -> dict[str, Any]:
+    """What `train` keeps of the published gains, for one model that was trained and made-up speeds."""
+    rows = [
+        {"candidate": name, "seed": 0, "tokens_per_second": speed, "peak_bytes": peak}
+        for name, speed, peak in (("eager", 100.0, 300), ("attnproof", 250.0, 100))
+    ]
+    models = [one.as_dict() for one in published.beside("gpt2-small", 1024, rows)]
+    return {"source": published.SOURCE, "models": models}
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +130,7 @@ def text(page: Any, selector: str) -> list[str]:
 def test_the_page_loads_nothing_and_has_a_section_for_every_kind(page: Any) -> None:
     assert 0 == page.execute_script("return performance.getEntriesByType('resource').length")
     assert (
-        ["Speed", "Roofline", "Samples", "Memory", "Drift", "Training"]
+        ["Speed", "Roofline", "Samples", "Made of", "Memory", "Drift", "Training"]
         == text(page, "nav a")
         == text(page, "h2")
     )
@@ -187,3 +201,45 @@ def test_the_data_is_the_records_and_cannot_end_its_element(page: Any) -> None:
     assert [[512, 0.0512], [1024, 0.1024], [2048, 0.2048]] == data["figures"]["speed"][
         "forward, D 64, 4 heads, float32"
     ][0]["series"][0]["points"]
+
+
+def test_what_calls_are_made_of_is_a_table_of_those_that_were_counted(page: Any) -> None:
+    rows = text(page, "#made-of tbody tr")
+    assert 3 == len(rows)
+    assert all(row.endswith("3 168 65536 16 9000") for row in rows)
+
+
+def test_published_gains_stand_beside_ours_and_a_model_that_was_not_trained_says_so(page: Any) -> None:
+    rows = [
+        row for row in text(page, "#training tbody tr") if row.startswith(("gpt2-small", "bert-large", "lra"))
+    ]
+    assert ["bert-large", "gpt2-small", "lra"] == sorted(row.split()[0].rstrip(",") for row in rows)
+    ours = next(row for row in rows if row.startswith("gpt2-small"))
+    assert "3.00x" in ours and ours.endswith("2.50x 1024 3.00x")
+    assert all(row.endswith("not run - -") for row in rows if row != ours)
+    assert any("arXiv 2205.14135" in caption for caption in text(page, "#training caption"))
+
+
+def test_a_page_without_any_time_still_draws_the_rest(browser: Any, tmp_path: Path) -> None:
+    """An empty section once ended the script, and every figure after it was missing."""
+    record = measure("cpu")
+    for row in record["results"]:
+        row["status"] = "FAIL"
+        for name in ("samples", "summary"):
+            row.pop(name, None)
+    path = tmp_path / "measured.html"
+    path.write_text(measured.render([record, *growth()]), encoding="utf-8")
+    browser.get(path.as_uri())
+    assert [] == [entry["message"] for entry in browser.get_log("browser")]
+    assert 0 == len(browser.find_elements("css selector", "#speed-charts svg"))
+    assert 1 == len(browser.find_elements("css selector", "#memory-charts svg"))
+
+
+def test_curves_of_other_seeds_are_named_by_their_seed_and_dashed_in_the_key_too(page: Any) -> None:
+    keys = page.find_elements("css selector", "#train-charts .keys span")
+    assert ["eager", "ours", "eager, seed 1", "eager, seed 2"] == [key.text for key in keys]
+    assert 2 == len(page.find_elements("css selector", "#train-charts .keys i.dashed"))
+
+
+def test_small_numbers_on_an_axis_have_no_zero_behind_the_point(page: Any) -> None:
+    assert ["5e-5", "1.5e-5", "2e4"] == page.execute_script("return [5e-5, 1.5e-5, 2e4].map(short)")

@@ -5,18 +5,23 @@ Exit codes: 0 nothing got worse, 1 something did, 3 no verdict within the budget
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from attnproof.cli._common import JsonOption, err_console, guarded, out_console, progress, show, write_json
 from attnproof.cli._measuring import DeviceOption, device_of, kept
 
+if TYPE_CHECKING:
+    from attnproof.measure.baseline import Finding
+    from attnproof.measure.gate import Verdict
+
 AMBIGUOUS = 3
+LISTED = 60  # findings up to which those that are SAME are listed too
 BASELINES = Path(".attnproof") / "baselines"
 CASE = "forward B1 H4 N256 D64 float32 causal"
 
@@ -46,15 +51,17 @@ def register(app: typer.Typer) -> None:
 
 
 def save(
-    record: Annotated[Path, typer.Argument(help="A record that `measure`, `memory` or `drift` wrote.")],
+    record: Annotated[
+        Path,
+        typer.Argument(help="What `measure`, `memory` or `drift` wrote, or a record of compiled kernels."),
+    ],
     folder: FolderOption = BASELINES,
     name: NameOption = "default",
 ) -> None:
     """Keep a record as this machine's baseline."""
     from attnproof.measure import baseline
-    from attnproof.verify import records
 
-    document = records.load(record)
+    document = baseline.read(record)
     if document["environment"].get("dirty"):
         err_console().print(
             "the record comes from a checkout with local changes: its commit does not name its code"
@@ -72,11 +79,24 @@ def compare(
     from attnproof.measure import baseline
     from attnproof.verify import records
 
-    now = records.load(record)
+    now = baseline.read(record)
     before = baseline.load(folder, name, now["environment"])
     findings = baseline.compare(before, now)
     if not findings:
         raise ValueError(f"{record}: expected times or deterministic quantities, got none")
+    told = [one for one in findings if len(findings) <= LISTED or one.verdict != "SAME"]
+    console = out_console()
+    _list(told)
+    if len(told) < len(findings):
+        console.print(f"and {len(findings) - len(told)} that are SAME")
+    if any(one.verdict == "SUSPECT" for one in findings):
+        console.print("SUSPECT is no verdict: attnproof regress BASE..HEAD measures both side by side")
+    protocol = {"baseline": before["created"], "baseline_commit": before["environment"].get("commit")}
+    write_json(json_path, records.record("compare", protocol, [one.as_dict() for one in findings]))
+    return baseline.holds(findings)
+
+
+def _list(findings: Sequence[Finding]) -> None:
     rows = [
         (
             one.case,
@@ -89,15 +109,8 @@ def compare(
         )
         for one in findings
     ]
-    console = out_console()
-    show(
-        console, "then and now", "case", "candidate", "quantity", "then", "now", "verdict", "gate", rows=rows
-    )
-    if any(one.verdict == "SUSPECT" for one in findings):
-        console.print("SUSPECT is no verdict: attnproof regress BASE..HEAD measures both side by side")
-    protocol = {"baseline": before["created"], "baseline_commit": before["environment"]["commit"]}
-    write_json(json_path, records.record("compare", protocol, [one.as_dict() for one in findings]))
-    return baseline.holds(findings)
+    columns = ("case", "candidate", "quantity", "then", "now", "verdict", "gate")
+    show(out_console(), "then and now", *columns, rows=rows)
 
 
 def gate(
@@ -106,13 +119,17 @@ def gate(
     case: CaseOption = CASE,
     threshold: ThresholdOption = 0.01,
     seconds: SecondsOption = 60.0,
+    counts: Annotated[
+        bool,
+        typer.Option("--counts", help="Gate C as well: for two versions of one kernel, not for two kernels."),
+    ] = False,
     device: DeviceOption = None,
     json_path: JsonOption = None,
 ) -> bool:
     """Is B slower than A? Both in one process, interleaved, with what A against A gives beside the answer."""
+    from attnproof.measure import baseline, implementations, shapes, sweep
     from attnproof.measure import gate as gates
-    from attnproof.measure import implementations, shapes
-    from attnproof.measure.sweep import Bench
+    from attnproof.measure.bench import Bench
     from attnproof.measure.timer import timer_for
     from attnproof.verify import records
 
@@ -120,6 +137,7 @@ def gate(
     limits = gates.Gate(threshold=threshold, seconds=seconds)
     bench = Bench(shape, where, limits.protocol.slots)
     subjects: list[Any] = []
+    right: list[tuple[Any, Any]] = []
     for label, word in (("A", base), ("B", other)):
         one = implementations.load(word)
         try:
@@ -130,6 +148,7 @@ def gate(
             out_console().print(f"{word}: {found.status}, {found.reason}: no time is taken", soft_wrap=True)
             return False
         subjects.append(replace(bench.subject(one), name=f"{label} {word}"))
+        right.append((one, found))
     with progress("gate", limits.budget // limits.batch) as tick:
         answer = gates.compare(
             subjects[0],
@@ -139,9 +158,24 @@ def gate(
             progress=lambda done, of: tick(f"{done} samples"),
         )
     _say(f"{base} (A) and {other} (B), {shape.name}", [answer])
+    hard: list[Finding] = []
+    if counts:  # after the clock: a profiler may leave something behind
+        made = sweep.count(bench, [one for one, _ in right]) if where == "cuda" else {}
+        before, now = (sweep.without_a_clock(one.name, found, made.get(one.name, {})) for one, found in right)
+        hard = baseline.held(shape.name, other, before, now)
     row = {"case": shape.name, "candidate": other, "base": base, **answer.as_dict()}
-    write_json(json_path, records.record("gate", asdict(limits), [_renamed(row)], where))
-    return _leave(answer.verdict)
+    rows = [_renamed(row), *(one.as_dict() for one in hard)]
+    write_json(json_path, records.record("gate", asdict(limits), rows, where))
+    return _leave(_with_counts(answer.verdict, hard))
+
+
+def _with_counts(verdict: Verdict, hard: Sequence[Finding]) -> Verdict:
+    """The verdict of the clock, unless a quantity without one got worse."""
+    from attnproof.measure import baseline
+
+    if hard:
+        _list(hard)
+    return verdict if baseline.holds(hard) else "REGRESSED"
 
 
 def trials(
@@ -235,7 +269,7 @@ def regress(
                     f"native: the C++ sources of {revision} are not those of this build; measure another backend"
                 )
             tick(revision)
-        found = trees.regress(
+        found, hard = trees.regress(
             folders[0],
             folders[1],
             shape,
@@ -248,8 +282,10 @@ def regress(
     _say(f"{base} (A) and {head} (B), {name}, {shape.name}", found)
     verdict = gates.together(found)
     out_console().print(f"{len(found)} pairs of processes together: {verdict}")
+    verdict = _with_counts(verdict, hard)
     protocol = asdict(limits) | {"base": base, "head": head, "verdict": verdict}
     rows = [_renamed({"case": shape.name, "candidate": name, **one.as_dict()}) for one in found]
+    rows += [one.as_dict() for one in hard]
     write_json(json_path, records.record("regress", protocol, rows, where))
     return _leave(verdict)
 

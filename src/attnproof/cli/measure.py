@@ -69,12 +69,18 @@ def measure(
     warmup: Annotated[int, typer.Option(min=0, help="Calls before the first sample.")] = 10,
     timed: Annotated[int, typer.Option(min=2, help="Samples of each candidate and case.")] = 50,
     slots: Annotated[int, typer.Option(min=1, help="Sets of inputs that calls rotate through.")] = 3,
+    jobs: Annotated[
+        int | None,
+        typer.Option(
+            "--jobs", min=0, help="Processes that compile before the clock starts; default: none on a CPU."
+        ),
+    ] = None,
     device: DeviceOption = None,
     html: HtmlOption = None,
     json_path: JsonOption = None,
 ) -> bool:
     """Time attention side by side: ours, torch's, yours. No time without a green verdict on the same numbers."""
-    from attnproof.measure import implementations, shapes, sweep
+    from attnproof.measure import implementations, shapes, sweep, warm
     from attnproof.measure.protocol import Protocol
     from attnproof.measure.timer import timer_for
     from attnproof.verify import records
@@ -96,11 +102,17 @@ def measure(
     }
     record_path, page, partial = targets("measure", json_path, html)
     what = {"command": "measure", "cases": [shape.name for shape in wanted], "protocol": protocol}
-    with kept(partial, what, where) as journal, progress("measure", len(wanted) + 1) as tick:
-        done = sweep.run(wanted, names, where, timer, how, journal=journal, tick=tick)
-        protocol |= {"roofs": done.roofs, "overhead": done.overhead}
+    processes = warm.jobs_for(where) if jobs is None else jobs
+    steps = len(wanted) * (2 if processes else 1) + 1
+    with kept(partial, what, where) as journal, progress("measure", steps) as tick:
+        done = sweep.run(wanted, names, where, timer, how, journal=journal, jobs=processes, tick=tick)
+        protocol |= {"roofs": done.roofs, "overhead": done.overhead, "seconds": done.seconds}
         record = records.record("measure", protocol, done.rows, where)
     _print_rows(done.rows, how.as_dict()["cache"])
+    spent = ", ".join(f"{what} {took:.1f} s" for what, took in done.seconds.items())
+    out_console().print(
+        f"{spent}; host work between samples is {done.overhead:.1%} of their time", soft_wrap=True
+    )
     write(record, record_path, page)
     return leave(done.rows)
 

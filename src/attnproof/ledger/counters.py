@@ -12,7 +12,7 @@ import csv
 import io
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from ..errors import AttentionError
 from . import accounts
@@ -53,30 +53,39 @@ class Counted:
 
 def parse_ncu(text: str) -> list[Counted]:
     """Kernels in launch order, from `ncu --csv`: a line per metric (details page) or kernel (raw page)."""
-    rows = _rows(text, '"ID"', "ncu")
-    found: dict[str, dict[str, float]] = {}
+    out: list[Counted] = []
+    for name, told in ncu_kernels(text, NCU_METRICS):
+        metrics = {metric: _number(value, unit) for metric, (value, unit) in told.items()}
+        missing = [metric for metric in (READ, WRITE) if metric not in metrics]
+        if missing:
+            raise CounterError(f"ncu: expected the metrics {', '.join(missing)}, got {sorted(told)}")
+        sectors = metrics.get(SECTORS)
+        l2 = None if sectors is None else SECTOR * sectors
+        out.append(Counted(name, metrics[READ], metrics[WRITE], l2, metrics.get(TIME)))
+    return out
+
+
+def ncu_kernels(text: str, columns: Sequence[str]) -> list[tuple[str, dict[str, tuple[str, str]]]]:
+    """Name of each kernel in launch order with its metrics as ncu writes them: (value, unit) by name.
+
+    Both pages of `ncu --csv` are read: the details page has a line per metric; the raw page has a line per kernel, a
+    column per metric (those of `columns` are taken), and a second header line with the units.
+    """
     names: dict[str, str] = {}
+    found: dict[str, dict[str, tuple[str, str]]] = {}
     units: dict[str, str] = {}
-    for row in rows:
+    for row in _rows(text, '"ID"', "ncu"):
         identity = row["ID"]
-        if not identity:  # the raw page has a second header line with the units
+        if not identity:
             units = dict(row)
             continue
         names[identity] = row["Kernel Name"]
         metrics = found.setdefault(identity, {})
         if "Metric Name" in row:
-            metrics[row["Metric Name"]] = _number(row["Metric Value"], row["Metric Unit"])
+            metrics[row["Metric Name"]] = (row["Metric Value"], row["Metric Unit"])
         else:
-            metrics.update({m: _number(row[m], units.get(m, "")) for m in NCU_METRICS if row.get(m)})
-    out: list[Counted] = []
-    for identity, metrics in found.items():
-        missing = [metric for metric in (READ, WRITE) if metric not in metrics]
-        if missing:
-            raise CounterError(f"ncu: expected the metrics {', '.join(missing)}, got {sorted(metrics)}")
-        sectors = metrics.get(SECTORS)
-        l2 = None if sectors is None else SECTOR * sectors
-        out.append(Counted(names[identity], metrics[READ], metrics[WRITE], l2, metrics.get(TIME)))
-    return out
+            metrics.update({m: (row[m], units.get(m, "")) for m in columns if row.get(m)})
+    return [(names[identity], metrics) for identity, metrics in found.items()]
 
 
 def parse_rocprof(text: str) -> list[Counted]:
@@ -84,25 +93,34 @@ def parse_rocprof(text: str) -> list[Counted]:
 
     FETCH_SIZE and WRITE_SIZE are in KiB.
     """
-    header = text.lstrip().splitlines()[:1]
-    if header and "Counter_Name" in header[0]:
-        rows = _rows(text, '"Correlation_Id"', "rocprofv3")
-        found: dict[int, dict[str, float]] = {}
-        names: dict[int, str] = {}
-        for row in rows:
-            dispatch = int(row["Dispatch_Id"])
-            names[dispatch] = row["Kernel_Name"]
-            counters = found.setdefault(dispatch, {})
-            # several instances of a counter (one per die) come as several lines
-            value = _number(row["Counter_Value"], "")
-            counters[row["Counter_Name"]] = counters.get(row["Counter_Name"], 0.0) + value
-        return [_fetched(names[at], found[at]) for at in sorted(found)]
-    rows = _rows(text, "Index", "rocprof")
     out: list[Counted] = []
-    for row in rows:
-        counters = {m: _number(row[m], "") for m in ROCPROF_METRICS if row.get(m)}
-        out.append(_fetched(row["KernelName"], counters))
+    for name, told, _ in rocprof_kernels(text, ROCPROF_METRICS):
+        out.append(_fetched(name, told))
     return out
+
+
+def rocprof_kernels(text: str, columns: Sequence[str]) -> list[tuple[str, dict[str, float], float | None]]:
+    """Name, counters and seconds of each kernel in dispatch order; of `columns` where a line is a kernel.
+
+    Seconds are the time stamps' difference, which the older rocprof writes only when it is asked to.
+    """
+    header = text.lstrip().splitlines()[:1]
+    if not header or "Counter_Name" not in header[0]:
+        rows = _rows(text, "Index", "rocprof")
+        return [
+            (row["KernelName"], {m: _number(row[m], "") for m in columns if row.get(m)}, None) for row in rows
+        ]
+    found: dict[int, dict[str, float]] = {}
+    about: dict[int, tuple[str, float]] = {}
+    for row in _rows(text, '"Correlation_Id"', "rocprofv3"):
+        dispatch = int(row["Dispatch_Id"])
+        took = 1e-9 * (float(row["End_Timestamp"]) - float(row["Start_Timestamp"]))
+        about[dispatch] = (row["Kernel_Name"], took)
+        counters = found.setdefault(dispatch, {})
+        # several instances of a counter (one per die) come as several lines
+        value = _number(row["Counter_Value"], "")
+        counters[row["Counter_Name"]] = counters.get(row["Counter_Name"], 0.0) + value
+    return [(about[at][0], found[at], about[at][1]) for at in sorted(found)]
 
 
 def _fetched(name: str, counters: Mapping[str, float]) -> Counted:
@@ -144,7 +162,19 @@ def _number(value: str, unit: str) -> float:
         ) from None
 
 
-def segments(kernels: Sequence[Counted], calls: int) -> list[list[Counted]]:
+class Named(Protocol):
+    """A kernel that a profiler saw."""
+
+    @property
+    def name(self) -> str:
+        """As the profiler writes it."""
+        ...
+
+
+K = TypeVar("K", bound=Named)
+
+
+def segments(kernels: Sequence[K], calls: int) -> list[list[K]]:
     """The kernels between each pair of markers; as many pairs as calls, or a CounterError."""
     at = [number for number, kernel in enumerate(kernels) if MARKER in kernel.name]
     if len(at) != 2 * calls:

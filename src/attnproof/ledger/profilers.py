@@ -28,6 +28,7 @@ from .workload import DIRECTIONS, Case
 LENGTHS = (1024, 2048, 4096, 8192, 16384)
 HEADS = (1, 32)
 HEAD_DIMS = (64, 128)
+WORKLOAD = "attnproof.ledger.workload"
 
 
 @dataclass(frozen=True)
@@ -65,19 +66,33 @@ def find_tool() -> str:
     raise CounterError("counters: expected ncu (NVIDIA) or rocprof (AMD) on the path, found neither")
 
 
-def command(tool: str, plan: Path, manifest: Path, output: Path, replay: str = "application") -> list[str]:
-    """The command line of a profiler around the workload; its table goes to `output` or into its folder."""
-    work = [sys.executable, "-m", "attnproof.ledger.workload", str(plan), str(manifest)]
+def command(
+    tool: str,
+    plan: Path,
+    manifest: Path,
+    output: Path,
+    replay: str = "application",
+    *,
+    workload: str = WORKLOAD,
+    metrics: Sequence[str] = (),
+    page: str = "",
+) -> list[str]:
+    """The command line of a profiler around a workload; its table goes to `output` or into its folder.
+
+    `metrics` are the tool's own; left out, those of the memory traffic. `page` is ncu's, its own default if left out.
+    """
+    work = [sys.executable, "-m", workload, str(plan), str(manifest)]
     name = Path(tool).name
     if name == "ncu":
         options = ["--csv", "--print-units", "base", "--log-file", str(output), "--target-processes", "all"]
         options += ["--clock-control", "none", "--cache-control", "none", "--replay-mode", replay]
-        options += ["--profile-from-start", "off", "--metrics", ",".join(counters.NCU_METRICS)]
+        options += ["--page", page] if page else []
+        options += ["--profile-from-start", "off", "--metrics", ",".join(metrics or counters.NCU_METRICS)]
         return [tool, *options, *work]
     if name == "rocprofv3":
         options = [
             "--pmc",
-            *counters.ROCPROF_METRICS,
+            *(metrics or counters.ROCPROF_METRICS),
             "--output-format",
             "csv",
             "-d",
@@ -86,13 +101,20 @@ def command(tool: str, plan: Path, manifest: Path, output: Path, replay: str = "
             "attn",
         ]
         return [tool, *options, "--", *work]
-    return [tool, "-i", str(_rocprof_input(output)), "-o", str(output), *work]
+    return [
+        tool,
+        "-i",
+        str(_rocprof_input(output, metrics or counters.ROCPROF_METRICS)),
+        "-o",
+        str(output),
+        *work,
+    ]
 
 
-def _rocprof_input(output: Path) -> Path:
+def _rocprof_input(output: Path, metrics: Sequence[str]) -> Path:
     """The older rocprof takes its counters from a file."""
     path = output.with_name("counters.txt")
-    path.write_text("pmc: " + " ".join(counters.ROCPROF_METRICS) + "\n", encoding="utf-8")
+    path.write_text("pmc: " + " ".join(metrics) + "\n", encoding="utf-8")
     return path
 
 
@@ -101,20 +123,49 @@ def measure(
 ) -> Measured:
     """Profile every case in one process and put the counters beside the predictions."""
     tool = find_tool() if tool is None else tool
+    done = profile(tool, [asdict(case) for case in wanted], replay=replay)
+    parse = counters.parse_ncu if Path(tool).name == "ncu" else counters.parse_rocprof
+    return Measured(Path(tool).name, done.command, *join(done.manifest, parse(done.table), hardware))
+
+
+@dataclass(frozen=True)
+class Profiled:
+    """A profiler's run: its command without this machine's folders, what the workload wrote, and the table."""
+
+    command: tuple[str, ...]
+    manifest: Any
+    table: str
+
+
+def profile(
+    tool: str,
+    plan: Any,
+    *,
+    replay: str = "application",
+    workload: str = WORKLOAD,
+    metrics: Sequence[str] = (),
+    page: str = "",
+) -> Profiled:
+    """Run `python -m WORKLOAD PLAN MANIFEST` under a profiler.
+
+    Raises:
+        CounterError: the workload did not come to its end; the message says what the profiler said.
+    """
     with TemporaryDirectory(prefix="attnproof-") as folder:
-        plan, manifest, output = (
+        told, manifest, output = (
             Path(folder) / name for name in ("plan.json", "manifest.json", "counters.csv")
         )
-        plan.write_text(json.dumps([asdict(case) for case in wanted]), encoding="utf-8")
-        line = command(tool, plan, manifest, output, replay)
+        told.write_text(json.dumps(plan), encoding="utf-8")
+        line = command(tool, told, manifest, output, replay, workload=workload, metrics=metrics, page=page)
         done = subprocess.run(line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
         table = _table(output)
         if not manifest.is_file():
             raise CounterError(counters.explain_failure(table + done.stdout, Path(tool).name))
         made = json.loads(manifest.read_text(encoding="utf-8"))
-    parse = counters.parse_ncu if Path(tool).name == "ncu" else counters.parse_rocprof
-    shown = tuple(_plain(part, folder) for part in line)
-    return Measured(Path(tool).name, shown, *join(made, parse(table), hardware))
+    # what went wrong may stand on the screen only: the table without a table then says it
+    return Profiled(
+        tuple(_plain(part, folder) for part in line), made, table if table.strip() else done.stdout
+    )
 
 
 def _plain(part: str, folder: str) -> str:

@@ -183,8 +183,8 @@ def grow(
 def call_of(name: str, *, heads: int, d: int, dtype: str, device: str) -> Callable[[int], Callable[[], Any]]:
     """``make`` of ``grow`` for an implementation: its forward and backward on one sequence of n tokens, causal."""
     from . import implementations
+    from .bench import make_inputs
     from .shapes import Shape
-    from .sweep import make_inputs
 
     one = implementations.load(name)
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -68,6 +69,19 @@ class Samples:
         return summarise(self.seconds)
 
 
+@dataclass
+class Spent:
+    """Seconds of an interleaving, its warm-up left out: by the wall's clock, and inside samples and flushes."""
+
+    wall: float = 0.0
+    busy: float = 0.0
+
+    @property
+    def between(self) -> float:
+        """Host work between samples, over what the samples took."""
+        return max(self.wall / self.busy - 1, 0.0) if self.busy > 0 else 0.0
+
+
 def interleave(
     subjects: Sequence[Subject],
     timer: Timer,
@@ -75,6 +89,7 @@ def interleave(
     *,
     check: Check | None = None,
     progress: Callable[[int, int], None] | None = None,
+    spent: Spent | None = None,
     seed: int = 0,
 ) -> dict[str, Samples]:
     """Time the subjects side by side.
@@ -85,6 +100,7 @@ def interleave(
         protocol: numbers of calls and the cache mode.
         check: called with (name, slot, result) for some of the timed results, after their group.
         progress: called with (groups done, groups in all).
+        spent: what the timed part took is added to it.
         seed: of the order of the candidates within each group.
 
     Returns:
@@ -98,6 +114,7 @@ def interleave(
     taken: dict[str, list[float]] = {name: [] for name in calls}
     groups = -(-protocol.timed // 2)
     rng = np.random.default_rng(seed)
+    began, flushed = perf_counter(), 0.0 if spent is None else timer.flushed
     for start in range(0, groups, protocol.chunk):
         plan: list[tuple[str, int]] = []
         for group in range(start, min(start + protocol.chunk, groups)):
@@ -105,11 +122,14 @@ def interleave(
             plan += [(name, 2 * group % protocol.slots) for name in names]
             plan += [(name, (2 * group + 1) % protocol.slots) for name in names[::-1]]
         seconds, results = timer.run([calls[name][slot] for name, slot in plan], cold=protocol.cold)
-        for (name, _), spent in zip(plan, seconds, strict=True):
-            taken[name].append(spent)
+        for (name, _), each in zip(plan, seconds, strict=True):
+            taken[name].append(each)
         if check is not None:
             pick = int(rng.integers(len(plan)))
             check(*plan[pick], results[pick])
         if progress is not None:
             progress(min(start + protocol.chunk, groups), groups)
+    if spent is not None:
+        spent.wall += perf_counter() - began
+        spent.busy += timer.flushed - flushed + sum(map(sum, taken.values()))
     return {name: Samples(name, tuple(seconds)) for name, seconds in taken.items()}

@@ -18,6 +18,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from .baseline import Finding, held
 from .gate import Comparison, Gate, compare
 from .protocol import Subject
 from .shapes import Shape
@@ -41,6 +42,7 @@ class ChildTimer:
     """A timer for calls that return their own seconds."""
 
     name = "clock of each revision's own process"
+    flushed = 0.0
 
     def run(self, calls: Sequence[Call], *, cold: bool) -> tuple[list[float], list[Any]]:
         """See ``timer.Timer.run``; a cold cache is the child's business."""
@@ -49,7 +51,7 @@ class ChildTimer:
 
 
 class Child:
-    """One revision's process.
+    """One revision's process; ``deterministic`` are the quantities of gate C.
 
     Raises:
         ValueError: its result is wrong or the shape is not served; no time is taken then.
@@ -74,6 +76,8 @@ class Child:
         if not verdict["green"]:
             self.close()
             raise ValueError(f"{label}: no green verdict for {name} on {shape.name}: {verdict['reason']}")
+        # a revision from before gate C knew this says nothing of it
+        self.deterministic: dict[str, float] = verdict.get("deterministic", {})
 
     def _last_words(self) -> str:
         lines = (self._process.stderr.read() if self._process.stderr is not None else "").strip().splitlines()
@@ -160,9 +164,10 @@ def regress(
     gate: Gate,
     processes: int = 3,
     tick: Callable[[str], Any] = lambda text: None,
-) -> list[Comparison]:
-    """Gate A over ``processes`` fresh pairs of processes; ratios are time of head over time of base."""
+) -> tuple[list[Comparison], list[Finding]]:
+    """Gate A over ``processes`` fresh pairs of processes, ratios are time of head over time of base; and gate C once."""
     found: list[Comparison] = []
+    hard: list[Finding] = []
     for number in range(processes):
         children: list[Child] = []
         try:
@@ -172,9 +177,10 @@ def regress(
                 Subject(label, lambda slot, child=child: child.go)
                 for label, child in zip(("base", "head"), children, strict=True)
             )
+            hard = hard or held(shape.name, name, *(child.deterministic for child in children))
             found.append(compare(a, b, ChildTimer(), gate))
         finally:
             for child in children:
                 child.close()
         tick(f"process pair {number + 1}: {found[-1].verdict}")
-    return found
+    return found, hard

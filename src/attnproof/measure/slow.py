@@ -6,18 +6,21 @@ ledger's model is marked as a model.
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ..ledger import accounts, hardware, roofline
+from ..ledger.counters import CounterError
 from ..verify import suite
-from . import implementations, roofs
+from . import implementations, kernels, roofs, split
+from .bench import Bench
+from .implementations import Implementation
+from .kernels import Ran
 from .protocol import Protocol, interleave
 from .shapes import Shape
+from .split import Counted
 from .stats import summarise
-from .sweep import Bench
 from .timer import timer_for
 
 STEPS = (
@@ -30,6 +33,8 @@ STEPS = (
 )
 ALIGNED = 16  # bytes of one vector load
 CACHE_LINE = 64
+CONFLICTS = 0.1  # share of bank conflicts from which they are a finding
+FINDING = "FINDING"
 
 
 @dataclass(frozen=True)
@@ -64,72 +69,102 @@ def explain(shape: Shape, name: str, device: str) -> Iterator[Step]:
     samples = interleave([bench.subject(one)], timer, Protocol(5, 20, device == "cuda", 3))[name].seconds
     median = summarise(samples).median
     where = roofs.stand(shape, median, roofs.probe(device, (shape.dtype,), timer))
-    status = suite.PASS if where.share > 0.5 else "FINDING"
+    status = suite.PASS if where.share > 0.5 else FINDING
     yield Step(
         STEPS[1], status, f"{median * 1e3:.3g} ms; what holds it by this machine's own probes: {where}"
     )
-    yield _split(shape, device)
-    yield _registers(name, device)
-    yield _banks(shape, device)
+    counted, ran = _counters(shape, name, device), _ran(bench, one)
+    yield _split(shape, counted, ran)
+    yield _registers(ran)
+    yield _banks(shape, device, counted)
     yield _alignment(bench)
 
 
-def _split(shape: Shape, device: str) -> Step:
-    """The profiler's split where one can be used, the model's otherwise."""
-    tool = (
-        next((tool for tool in ("ncu", "rocprof", "rocprofv2") if shutil.which(tool)), None)
-        if device == "cuda"
-        else None
-    )
+def _counters(shape: Shape, name: str, device: str) -> Counted | str:
+    """The kernels of a call with the hardware's counters, or why there are none."""
+    if device != "cuda":
+        return "ncu and rocprof look at GPUs"
+    try:
+        return split.measure(shape, name)
+    except CounterError as error:
+        return str(error)
+
+
+def _ran(bench: Bench, one: Implementation) -> Sequence[Ran] | str:
+    """The kernels of a call by torch's profiler, which asks for no permission, or why there are none."""
+    if bench.device != "cuda":
+        return "a processor spills to its first cache and reports nothing; read on a GPU from the compiled kernel"
+    try:
+        return kernels.look({one.name: bench.subject(one).prepare(0)})[one.name]
+    except (RuntimeError, ValueError, OSError) as error:
+        return f"torch's profiler did not see the device: {error}"
+
+
+def _split(shape: Shape, counted: Counted | str, ran: Sequence[Ran] | str) -> Step:
+    """The profiler's split where one can be used; the kernels' times and the model otherwise."""
+    if not isinstance(counted, str):
+        return Step(STEPS[2], suite.PASS, f"by {counted.tool}, {split.sentence(counted.kernels)}")
+    parts = [f"no counters ({counted})"]
+    if not isinstance(ran, str) and ran:
+        parts.append(f"by torch's profiler, {split.shares(ran)}")
+    return Step(STEPS[2], suite.SKIP, "; ".join([*parts, _model(shape)]))
+
+
+def _model(shape: Shape) -> str:
+    """The parts of a call's time by the ledger's model."""
     account = accounts.forward(shape.call) if shape.run == "forward" else accounts.backward(shape.call)
     try:
         bound = roofline.roofline(account, hardware.detect())
-    except Exception as error:
-        return Step(
-            STEPS[2], suite.SKIP, f"no profiler here, and the ledger cannot model this device: {error}"
-        )
+    except Exception as error:  # a device that the table does not know has no model
+        return f"the ledger cannot model this device: {error}"
     terms: dict[str, float] = {}
     for kernel in bound.kernels:
         for term, seconds in kernel.terms.items():
             terms[term] = terms.get(term, 0.0) + seconds
     parts = ", ".join(f"{roofline.WORDS[term]} {seconds * 1e3:.3g} ms" for term, seconds in terms.items())
-    how = (
-        f"counters of this call: attnproof ledger --measure runs it under {tool}; "
-        if tool
-        else "no profiler (ncu, rocprof) for this device here; "
-    )
-    return Step(
-        STEPS[2],
-        suite.SKIP if tool is None else suite.PASS,
-        f"{how}by the ledger's model, lower bounds: {parts}; it is held by {bound.sentence}",
-    )
+    return f"by the ledger's model, lower bounds: {parts}; it is held by {bound.sentence}"
 
 
-def _registers(name: str, device: str) -> Step:
-    if device != "cuda":
+def _registers(ran: Sequence[Ran] | str) -> Step:
+    """Registers and shared memory of the longest kernel, and what the call's kernels spill, if they are ours."""
+    if isinstance(ran, str):
+        return Step(STEPS[3], suite.SKIP, ran)
+    told = [one for one in ran if one.registers is not None]
+    if not told:
+        return Step(STEPS[3], suite.SKIP, "the profiler saw no kernel with registers in this call")
+    longest = max(told, key=lambda one: one.seconds)
+    said = f"{split.short(longest.name)}, the longest kernel, has {longest.registers} registers a thread"
+    if longest.shared is not None:
+        said += f" and {longest.shared} bytes of shared memory a block"
+    spills = kernels.facts(ran, kernels.compiled()).get("spills")
+    if spills is None:
+        return Step(STEPS[3], suite.PASS, f"{said}; what it spills, only a compiled kernel of ours tells")
+    if spills:
         return Step(
             STEPS[3],
-            suite.SKIP,
-            "a processor spills to its first cache and reports nothing; read on a GPU from the compiled kernel",
+            FINDING,
+            f"{said}; {spills:.0f} bytes a thread spill to memory over the call: smaller tiles or more warps",
         )
-    if name != "triton":
-        return Step(STEPS[3], suite.SKIP, f"{name} does not hand out its compiled kernels")
-    from ..backends.triton import registry
-
-    found = getattr(registry, "resources", None)
-    if found is None:
-        return Step(STEPS[3], suite.SKIP, "the compiled kernels of this process do not tell their registers")
-    return Step(STEPS[3], suite.PASS, str(found()))
+    return Step(STEPS[3], suite.PASS, f"{said}; nothing spills")
 
 
-def _banks(shape: Shape, device: str) -> Step:
-    """Row stride of a tile in shared memory against the banks; on a CPU, of a row against the sets of its first cache."""
+def _banks(shape: Shape, device: str, counted: Counted | str) -> Step:
+    """Counted conflicts; without counters the row stride against the banks, on a CPU against the sets of its first cache."""
+    found = None if isinstance(counted, str) else split.conflicts(counted.kernels)
+    if found is not None:
+        costly = found.share > CONFLICTS
+        advice = ": pad or swizzle the tiles" if costly else ""
+        return Step(
+            STEPS[4],
+            FINDING if costly else suite.PASS,
+            f"bank conflicts take {found.share:.1%} of {found.of}{advice}",
+        )
     size = shape.call.size * shape.D
     if device == "cpu":
         if size % 4096 == 0:
             return Step(
                 STEPS[4],
-                "FINDING",
+                FINDING,
                 f"rows are {size} bytes apart, a multiple of 4096: they share the sets of the first cache",
             )
         return Step(
@@ -138,7 +173,7 @@ def _banks(shape: Shape, device: str) -> Step:
     if size % 128 == 0:
         return Step(
             STEPS[4],
-            "FINDING",
+            FINDING,
             f"a row of {size} bytes starts at the same of 32 banks every time: a kernel must pad or swizzle it, and Triton does",
         )
     return Step(STEPS[4], suite.PASS, f"a row of {size} bytes does not repeat over the 32 banks")
@@ -153,9 +188,7 @@ def _alignment(bench: Bench) -> Step:
         elif tensor.data_ptr() % ALIGNED or any(stride % ALIGNED for stride in strides):
             wrong.append(f"{label} has rows that do not start on {ALIGNED} bytes")
     if wrong:
-        return Step(
-            STEPS[5], "FINDING", "; ".join(wrong) + ": loads of full width need two accesses or a copy"
-        )
+        return Step(STEPS[5], FINDING, "; ".join(wrong) + ": loads of full width need two accesses or a copy")
     lines = bench.shape.D * bench.shape.call.size % CACHE_LINE == 0
     more = (
         f"and fill whole lines of {CACHE_LINE} bytes"

@@ -6,126 +6,30 @@ goes on where it stopped.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+import logging
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
 from importlib.util import find_spec
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
-from ..dtypes import NAMES
+from .. import dispatch
 from ..ledger import accounts, cache, hardware
 from ..verify import suite
-from . import implementations, roofs
+from . import implementations, kernels, roofs, warm
+from .bench import Bench
 from .implementations import Implementation, Unable
 from .journal import Journal
-from .protocol import Protocol, Samples, Subject, interleave
+from .protocol import Protocol, Samples, Spent, interleave
 from .shapes import Shape
 from .stats import median_interval, paired_log_ratio, summarise
 from .timer import Timer, device_state
-from .verdict import GRADIENTS, Judge, Judged
+from .verdict import Judged
 
 Tick = Callable[[str], Any]
 TABLE = 2**12  # rows of a shape up to which the ledger's cache model is worth its time
-
-
-class Bench:
-    """One shape with its inputs, its judges and what the judged calls returned, for every implementation alike."""
-
-    def __init__(self, shape: Shape, device: str, slots: int) -> None:
-        self.shape, self.device = shape, device
-        self.inputs = [make_inputs(shape, device, slot) for slot in range(slots)]
-        self.judges = [Judge(shape, inputs, slot) for slot, inputs in enumerate(self.inputs)]
-        self.judged: dict[tuple[str, int], tuple[Any, ...]] = {}
-
-    def verdict(self, one: Implementation) -> Judged:
-        """The worst verdict over the sets of inputs; each judges another head.
-
-        Raises:
-            Unable: the implementation does not serve the shape.
-        """
-        worst: Judged | None = None
-        for slot in range(len(self.inputs)):
-            result = _tensors(self._first(one, slot))
-            found = self._judge(one, slot, result)
-            self.judged[one.name, slot] = result
-            if not found.green:
-                return found
-            worst = found if worst is None or found.used > worst.used else worst
-        return worst or Judged(suite.INVALID, "no inputs", 0.0, 0.0, 0.0, "")
-
-    def subject(self, one: Implementation) -> Subject:
-        """Something to interleave: forward alone, backward alone (its forward outside the clock), or both."""
-        return Subject(one.name, lambda slot: self._call(one, slot, self._timed(one, slot)))
-
-    def recheck(self, one: Implementation, slot: int, result: Any) -> str:
-        """Why a timed result is not the one that was judged, or "": equal bits, else judged itself."""
-        import torch
-
-        got = _tensors(result)
-        if all(torch.equal(a, b) for a, b in zip(got, self.judged[one.name, slot], strict=True)):
-            return ""
-        found = self._judge(one, slot, got)
-        return "" if found.green else f"a timed result differs from the judged one: {found.reason}"
-
-    def _timed(self, one: Implementation, slot: int) -> implementations.Run:
-        q, k, v, _ = self.inputs[slot]
-        return one.timed(q, k, v, self.shape)
-
-    def _first(self, one: Implementation, slot: int) -> Any:
-        """The result of the whole call, outside the clock."""
-        return self._call(one, slot, one.run)()
-
-    def _call(self, one: Implementation, slot: int, run: implementations.Run) -> Callable[[], Any]:
-        import torch
-
-        shape, (q, k, v, dout) = self.shape, self.inputs[slot]
-        if shape.run == "forward":
-            return lambda: run(q, k, v, shape)
-        if shape.run == "backward":
-            out = run(q, k, v, shape)
-            return lambda: torch.autograd.grad(out, (q, k, v), dout, retain_graph=True)
-
-        def both() -> Any:
-            out = run(q, k, v, shape)
-            return (out, *torch.autograd.grad(out, (q, k, v), dout))
-
-        return both
-
-    def _judge(self, one: Implementation, slot: int, result: tuple[Any, ...]) -> Judged:
-        labels = self.judges[slot].expected()
-        sizes = {"out": self.inputs[slot][3], **dict(zip(GRADIENTS, self.inputs[slot], strict=False))}
-        for label, tensor in zip(labels, result, strict=True):
-            if tensor.shape != sizes[label].shape:
-                reason = f"{label}: expected shape {tuple(sizes[label].shape)}, got {tuple(tensor.shape)}"
-                return Judged(suite.FAIL, reason, float("inf"), float("nan"), float("nan"), "")
-            if not tensor.isfinite().all():
-                return Judged(
-                    suite.FAIL, f"{label} is not finite", float("inf"), float("nan"), float("nan"), ""
-                )
-        return self.judges[slot](one.name, one.numerics, dict(zip(labels, result, strict=True)))
-
-
-def _tensors(result: Any) -> tuple[Any, ...]:
-    return tuple(part.detach() for part in (result if isinstance(result, tuple) else (result,)))
-
-
-def make_inputs(shape: Shape, device: str, slot: int) -> tuple[Any, ...]:
-    """q, k, v and dout, normal, different for every slot."""
-    import torch
-
-    if shape.dtype not in NAMES:
-        raise ValueError(f"dtype: expected one of {', '.join(NAMES)}, got {shape.dtype}")
-    generator = torch.Generator(device).manual_seed(slot)
-    heads = (shape.H, shape.kv_heads, shape.kv_heads, shape.H)
-    rows = (shape.queries, shape.N, shape.N, shape.queries)
-    kind = getattr(torch, shape.dtype)
-    return tuple(
-        torch.randn(shape.B, h, n, shape.D, generator=generator, device=device, dtype=torch.float32)
-        .to(kind)
-        .requires_grad_(shape.run != "forward" and at < 3)
-        for at, (h, n) in enumerate(zip(heads, rows, strict=True))
-    )
 
 
 @dataclass(frozen=True)
@@ -141,12 +45,11 @@ class Row:
     ratio: tuple[float, float, float] | None = (
         None  # time of the first one over this one's, with its 99% interval
     )
+    counted: Mapping[str, float] = field(default_factory=lambda: {})  # see kernels.facts
 
     def deterministic(self) -> dict[str, float]:
-        """What does not depend on the clock: the error, and the size of compiled code of ours."""
-        held = {} if self.judged is None else {"rms": self.judged.rms}
-        code = compiled_bytes(self.name)
-        return held if code is None else held | {"code_bytes": float(code)}
+        """The quantities of gate C."""
+        return without_a_clock(self.name, self.judged, self.counted)
 
     def as_dict(self, measured: roofs.Roofs, moved: int | None) -> dict[str, Any]:
         """Plain values for a record; raw samples are kept, seconds. ``moved`` are the ledger's bytes."""
@@ -187,53 +90,94 @@ class Row:
         }
 
 
+@dataclass
+class Cost:
+    """Where the wall time of a shape went: seconds by what was done, and what the samples spent."""
+
+    seconds: dict[str, float] = field(default_factory=dict)
+    spent: Spent = field(default_factory=Spent)
+
+    @contextmanager
+    def on(self, what: str) -> Generator[None, None, None]:
+        """Count the block as this."""
+        began = perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[what] = self.seconds.get(what, 0.0) + perf_counter() - began
+
+
 def measure_shape(
-    shape: Shape, chosen: Sequence[Implementation], device: str, timer: Timer, protocol: Protocol
+    shape: Shape,
+    chosen: Sequence[Implementation],
+    device: str,
+    timer: Timer,
+    protocol: Protocol,
+    cost: Cost | None = None,
 ) -> list[Row]:
     """All implementations on one shape, interleaved; ratios are to the first that is green."""
-    bench = Bench(shape, device, protocol.slots)
+    cost = cost or Cost()
+    with cost.on("inputs and oracle"):
+        bench = Bench(shape, device, protocol.slots)
     rows: dict[str, Row] = {}
-    for one in chosen:
-        try:
-            found = bench.verdict(one)
-        except (Unable, NotImplementedError) as error:
-            rows[one.name] = Row(shape, one.name, suite.SKIP, str(error))
-        except MemoryError as error:
-            rows[one.name] = Row(shape, one.name, suite.SKIP, f"not enough memory: {error}")
-        except (
-            Exception
-        ) as error:  # a foreign kernel may raise anything; that is a verdict, not a crash of ours
-            if "out of memory" in str(error).lower() or "can't allocate" in str(error):
-                rows[one.name] = Row(shape, one.name, suite.SKIP, "not enough memory")
-                continue
-            reason = f"raised {type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
-            rows[one.name] = Row(shape, one.name, suite.FAIL, reason)
-        else:
-            rows[one.name] = Row(shape, one.name, found.status, found.reason, found)
+    with cost.on("verdicts"):
+        for one in chosen:
+            rows[one.name] = _judged(bench, one)
     green = [one for one in chosen if rows[one.name].status == suite.PASS]
     if green:
-        _time(bench, green, timer, protocol, rows)
+        with cost.on("samples"):
+            taken = interleave(
+                [bench.subject(one) for one in green], timer, protocol, check=bench.look, spent=cost.spent
+            )
+        with cost.on("verdicts"):
+            wrong = {one.name: bench.recheck(one) for one in green}
+        first = taken[green[0].name].seconds
+        for name, samples in taken.items():
+            if wrong[name]:
+                rows[name] = replace(rows[name], status=suite.FAIL, reason=wrong[name])
+                continue
+            rows[name] = replace(rows[name], samples=samples.seconds, ratio=_ratio(first, samples))
+        if device == "cuda":
+            with cost.on("counts"):
+                for name, counted in count(bench, green).items():
+                    rows[name] = replace(rows[name], counted=counted)
     return list(rows.values())
 
 
-def _time(
-    bench: Bench, green: Sequence[Implementation], timer: Timer, protocol: Protocol, rows: dict[str, Row]
-) -> None:
-    by_name = {one.name: one for one in green}
-    wrong: dict[str, str] = {}
+def without_a_clock(name: str, judged: Judged | None, counted: Mapping[str, float]) -> dict[str, float]:
+    """What gate C holds of one call: the error, and of ours launches, registers, spills, code."""
+    held = {} if judged is None else {"rms": judged.rms}
+    code = compiled_bytes(name)
+    return held | dict(counted) | ({} if code is None else {"code_bytes": float(code)})
 
-    def check(name: str, slot: int, result: Any) -> None:
-        wrong.setdefault(name, bench.recheck(by_name[name], slot, result))
-        if not wrong[name]:
-            del wrong[name]
 
-    taken = interleave([bench.subject(one) for one in green], timer, protocol, check=check)
-    first = taken[green[0].name].seconds
-    for name, samples in taken.items():
-        if name in wrong:
-            rows[name] = replace(rows[name], status=suite.FAIL, reason=wrong[name])
-            continue
-        rows[name] = replace(rows[name], samples=samples.seconds, ratio=_ratio(first, samples))
+def count(bench: Bench, green: Sequence[Implementation]) -> dict[str, dict[str, float]]:
+    """What the calls of ours are made of; nothing where the profiler does not see the device."""
+    own = [one for one in green if one.name in dispatch.backends()]
+    try:
+        ran = kernels.look({one.name: bench.subject(one).prepare(0) for one in own}) if own else {}
+    except (RuntimeError, ValueError, OSError) as error:
+        # no profiler is no reason to lose the times
+        logging.getLogger(__name__).warning("launches and registers are not counted: %s", error)
+        return {}
+    known = kernels.compiled()
+    return {name: kernels.facts(each, known) for name, each in ran.items()}
+
+
+def _judged(bench: Bench, one: Implementation) -> Row:
+    """The verdict of one implementation as a row without times."""
+    try:
+        found = bench.verdict(one)
+    except (Unable, NotImplementedError) as error:
+        return Row(bench.shape, one.name, suite.SKIP, str(error))
+    except MemoryError as error:
+        return Row(bench.shape, one.name, suite.SKIP, f"not enough memory: {error}")
+    except Exception as error:  # a foreign kernel may raise anything; that is a verdict, not a crash of ours
+        if "out of memory" in str(error).lower() or "can't allocate" in str(error):
+            return Row(bench.shape, one.name, suite.SKIP, "not enough memory")
+        reason = f"raised {type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+        return Row(bench.shape, one.name, suite.FAIL, reason)
+    return Row(bench.shape, one.name, found.status, found.reason, found)
 
 
 def _ratio(first: tuple[float, ...], other: Samples) -> tuple[float, float, float] | None:
@@ -266,11 +210,16 @@ def ledger_bytes(shape: Shape, device: hardware.Hardware) -> int | None:
 
 @dataclass(frozen=True)
 class Sweep:
-    """What came out: plain rows, the roofs, and the share of the wall time outside the samples."""
+    """What came out: plain rows, the roofs, and where the wall time went.
+
+    ``overhead`` is the host's work between samples over the samples' own time (the emptying of caches counts as
+    theirs), ``seconds`` what inputs, verdicts, samples and the rest took, summed over the shapes.
+    """
 
     rows: list[dict[str, Any]]
     roofs: dict[str, Any]
     overhead: float
+    seconds: dict[str, float]
 
 
 def run(
@@ -281,6 +230,7 @@ def run(
     protocol: Protocol,
     *,
     journal: Journal,
+    jobs: int = 0,
     tick: Tick = lambda name: None,
 ) -> Sweep:
     """Measure every shape; those that ``journal`` holds are taken from there.
@@ -292,13 +242,19 @@ def run(
         timer: see ``timer.timer_for``.
         protocol: numbers of calls and cache mode.
         journal: finished shapes.
-        tick: called with the name of each shape when it is done.
+        jobs: processes that compile what is left before the first sample; see ``warm``.
+        tick: called with the name of each shape when it is done, and once for each that was compiled.
 
     Returns:
         Rows as ``Row.as_dict`` gives them, and what they share.
     """
     chosen = [implementations.load(name) for name in names]
     wanted = list(shapes)
+    cost = Cost()
+    with cost.on("compiling"):
+        warm.warm([shape for shape in wanted if shape.name not in journal], names, device, jobs, tick)
+    before = journal.done.get("compiling", 0.0)
+    compiling = journal.put("compiling", before + cost.seconds["compiling"])
     if "roofs" not in journal:
         journal.put("roofs", roofs.probe(device, tuple(shape.dtype for shape in wanted), timer).as_dict())
     measured = roofs.Roofs(**journal["roofs"])
@@ -309,14 +265,23 @@ def run(
         model = None
     for shape in wanted:
         if shape.name not in journal:
-            started, state = time.perf_counter(), device_state(device)
-            rows = measure_shape(shape, chosen, device, timer, protocol)
-            wall = time.perf_counter() - started
-            moved = None if model is None else ledger_bytes(shape, model)
-            plain = [row.as_dict(measured, moved) | {"state": state} for row in rows]
-            timed = sum(sum(row.samples) for row in rows)
-            journal.put(shape.name, {"rows": plain, "wall": wall, "timed": timed})
+            cost, state = Cost(), device_state(device)
+            rows = measure_shape(shape, chosen, device, timer, protocol, cost)
+            with cost.on("the rest"):
+                moved = None if model is None else ledger_bytes(shape, model)
+                told = {"state": state()}
+                plain = [row.as_dict(measured, moved) | told for row in rows]
+            journal.put(shape.name, {"rows": plain, **asdict(cost)})
         tick(shape.name)
-    done = [journal[shape.name] for shape in wanted]
-    overhead = roofs.host_share(sum(one["timed"] for one in done), sum(one["wall"] for one in done))
-    return Sweep([row for one in done for row in one["rows"]], measured.as_dict(), overhead)
+    found = gathered([journal[shape.name] for shape in wanted], measured)
+    return replace(found, seconds={"compiling": compiling} | found.seconds)
+
+
+def gathered(done: Sequence[Mapping[str, Any]], measured: roofs.Roofs) -> Sweep:
+    """The steps of a journal as one sweep."""
+    spent = Spent(*(sum(one["spent"][what] for one in done) for what in ("wall", "busy")))
+    seconds: dict[str, float] = {}
+    for one in done:
+        for what, took in one["seconds"].items():
+            seconds[what] = seconds.get(what, 0.0) + took
+    return Sweep([row for one in done for row in one["rows"]], measured.as_dict(), spent.between, seconds)

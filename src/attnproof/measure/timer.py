@@ -20,6 +20,7 @@ class Timer(Protocol):
     """Times a sequence of calls, one sample each, and returns their results as well."""
 
     name: str
+    flushed: float  # seconds spent on emptying caches so far
 
     def run(self, calls: Sequence[Call], *, cold: bool) -> tuple[list[float], list[Any]]:
         """Seconds and result of each call, in order; ``cold`` empties the caches before each."""
@@ -33,13 +34,16 @@ class HostTimer:
 
     def __init__(self) -> None:
         self._flush: Any = None
+        self.flushed = 0.0
 
     def run(self, calls: Sequence[Call], *, cold: bool) -> tuple[list[float], list[Any]]:
         """See ``Timer.run``."""
         seconds, results = [], []
         for call in calls:
             if cold:
+                began = perf_counter_ns()
                 self._evict()
+                self.flushed += (perf_counter_ns() - began) * 1e-9
             start = perf_counter_ns()
             results.append(call())
             seconds.append((perf_counter_ns() - start) * 1e-9)
@@ -65,6 +69,7 @@ class DeviceTimer:
         import torch
 
         self._torch = torch
+        self.flushed = 0.0
         cache = torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
         self._flush = torch.empty(max(4 * cache, 2**28) // 4, dtype=torch.int32, device="cuda")
 
@@ -73,15 +78,18 @@ class DeviceTimer:
         torch = self._torch
         events, results = [], []
         for call in calls:
+            before, start, end = (torch.cuda.Event(enable_timing=True) for _ in range(3))
             if cold:
+                before.record()
                 self._flush.add_(1)
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             start.record()
             results.append(call())
             end.record()
-            events.append((start, end))
+            events.append((before, start, end))
         torch.cuda.synchronize()
-        return [start.elapsed_time(end) * 1e-3 for start, end in events], results
+        if cold:
+            self.flushed += sum(before.elapsed_time(start) for before, start, _ in events) * 1e-3
+        return [start.elapsed_time(end) * 1e-3 for _, start, end in events], results
 
 
 def timer_for(device: str) -> Timer:
@@ -89,23 +97,34 @@ def timer_for(device: str) -> Timer:
     return DeviceTimer() if device == "cuda" else HostTimer()
 
 
-def device_state(device: str) -> dict[str, Any]:
-    """Clocks, power and throttle reasons where they can be read; empty where they cannot.
+FIELDS = ("clocks.sm", "clocks.mem", "power.draw", "temperature.gpu", "clocks_throttle_reasons.active")
+Ask = Callable[[], dict[str, Any]]
 
-    Read by ``nvidia-smi``, which changes nothing.
+
+def device_state(device: str) -> Ask:
+    """Begin to read clocks, power and throttle reasons; the function returned waits for them.
+
+    ``nvidia-smi``, which changes nothing, may take a second: work goes on meanwhile. Empty where they cannot be read.
     """
     if device != "cuda" or "torch" not in sys.modules:
-        return {}
+        return dict
     import shutil
     import subprocess
 
     tool = shutil.which("nvidia-smi")
     if tool is None:
-        return {}
-    fields = ("clocks.sm", "clocks.mem", "power.draw", "temperature.gpu", "clocks_throttle_reasons.active")
-    command = [tool, f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits", "-i", "0"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
-    if done.returncode:
-        return {}
-    values = [part.strip() for part in done.stdout.strip().split(",")]
-    return dict(zip(fields, values, strict=False))
+        return dict
+    command = [tool, f"--query-gpu={','.join(FIELDS)}", "--format=csv,noheader,nounits", "-i", "0"]
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+
+    def wait() -> dict[str, Any]:
+        try:
+            said, _ = child.communicate(timeout=20)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            child.communicate()
+            return {}
+        values = [part.strip() for part in said.strip().split(",")]
+        return dict(zip(FIELDS, values, strict=False)) if child.returncode == 0 else {}
+
+    return wait

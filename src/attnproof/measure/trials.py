@@ -12,11 +12,11 @@ from time import perf_counter_ns
 from typing import Any, Literal
 
 from . import implementations
+from .bench import Bench
 from .gate import Gate, compare
 from .journal import Journal
 from .protocol import Subject
 from .shapes import Shape, parse
-from .sweep import Bench
 from .timer import HostTimer, Timer
 
 Kind = Literal["same", "slower"]

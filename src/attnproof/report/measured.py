@@ -164,6 +164,7 @@ def _speed(records: Sequence[Record], colours: Colours) -> Iterator[Any]:
         )
         yield _roofline(records, found, colours)
         yield _samples(records, found, colours)
+        yield from _made_of(records, found)
     else:
         yield (
             "Speed",
@@ -299,3 +300,28 @@ def _samples(records: Sequence[Record], found: Any, colours: Colours) -> Any:
         groups,
         "",
     )
+
+
+MADE_OF = {
+    "launches": "launches",
+    "registers": "most registers",
+    "shared_bytes": "most shared memory, bytes",
+    "spills": "spills, bytes a thread",
+    "code_bytes": "code, bytes",
+}
+
+
+def _made_of(records: Sequence[Record], found: Any) -> Iterator[Any]:
+    """What a GPU's calls are made of, by the quantities that gate C holds; nothing where none were counted."""
+    rows = [
+        (
+            row["case"],
+            named(record, row["candidate"], records),
+            *(f"{held[name]:.0f}" if name in held else "-" for name in MADE_OF),
+        )
+        for record, row in found
+        if "launches" in (held := row.get("deterministic") or {})
+    ]
+    if rows:
+        lead = "Counted, not timed: the same on every run of the same code, so growth beyond a compiler's steps fails gate C."
+        yield "Made of", "made-of", lead, {}, table(("case", "candidate", *MADE_OF.values()), rows)

@@ -101,7 +101,7 @@ def train(records: Sequence[Record], colours: Colours) -> Any:
                 [
                     figure_of(
                         "Loss against step",
-                        "one seed for all attentions; other seeds dashed",
+                        "one seed for all attentions, curves that coincide lie under the last; other seeds dashed",
                         {"label": "step"},
                         {"label": "loss"},
                         [],
@@ -109,9 +109,8 @@ def train(records: Sequence[Record], colours: Colours) -> Any:
                 ],
             )[0]
             points = [(step + 1, loss) for step, loss in enumerate(row["losses"])]
-            known = {series["name"] for series in figure["series"]}
             series = series_of(label, colours, points, dots=False, dashed=bool(row["seed"]))
-            figure["series"].append(series | ({"name": f"{label} ({row['seed']})"} if label in known else {}))
+            figure["series"].append(series | ({"name": f"{name}, seed {row['seed']}"} if row["seed"] else {}))
             apart = "-" if "spread" not in row else f"{row['difference']:.4f}, seeds {row['spread']:.4f}"
             speed, peak = f"{row['tokens_per_second']:.0f}", f"{row['peak_bytes'] / 2**20:.0f}"
             rows.append(
@@ -132,5 +131,36 @@ def train(records: Sequence[Record], colours: Colours) -> Any:
         "train",
         "Curves of one seed must lie closer together than seeds do.",
         groups,
-        table(columns, rows),
+        table(columns, rows) + _gains(records),
     )
+
+
+def _gains(records: Sequence[Record]) -> str:
+    """Published gains of training with fused attention, each beside ours from the records that trained that model."""
+    told = [(record, gains) for record in records if (gains := record["protocol"].get("gains"))]
+    if not told:
+        return ""
+    every = [(record, one) for record, gains in told for one in gains["models"]]
+    rows: list[list[Any]] = []
+    for model in dict.fromkeys(one["model"] for _, one in every):
+        mine = [(record, one) for record, one in every if one["model"] == model]
+        ours = [(record, one) for record, one in mine if one["ours"] is not None]
+        rows += [
+            [
+                named(record, model, records),
+                *_published(one),
+                f"{one['ours']:.2f}x",
+                str(one["length"]),
+                "-" if one["memory"] is None else f"{one['memory']:.2f}x",
+            ]
+            for record, one in ours
+        ] or [[model, *_published(mine[0][1]), "not run", "-", "-"]]
+    columns = ("model", "published gain", "at N", "over", "ours over eager", "at N", "eager's peak over ours")
+    sources = "; ".join(sorted({gains["source"] for _, gains in told}))
+    return table(columns, rows, f"Tokens per second: published in {sources}, and of these records.")
+
+
+def _published(one: dict[str, Any]) -> list[str]:
+    if one["published"] is None:
+        return ["-", "-", "-"]
+    return [f"{one['published']:.2f}x", one["lengths"], one["against"]]

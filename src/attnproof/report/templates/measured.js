@@ -37,7 +37,7 @@ const hover = (node, text) => {
 const short = x => {
   if (x === 0) return "0";
   const size = Math.abs(x);
-  if (size >= 1e4 || size < 1e-3) return x.toExponential(Math.abs(Math.log10(size) % 1) < 1e-9 ? 0 : 1).replace("e+", "e");
+  if (size >= 1e4 || size < 1e-3) return x.toExponential(1).replace(".0e", "e").replace("e+", "e");
   return String(Number(x.toPrecision(3)));
 };
 /* lengths are powers of two and read best as such */
@@ -139,7 +139,7 @@ function show(figure) {
     return button;
   });
   const keys = make("p", {class: "keys"});
-  for (const s of figure.series) if (!s.roof) keys.append(make("span", {}, make("i", {style: `--of:var(--c${s.colour % 8})`}), s.name));
+  for (const s of figure.series) if (!s.roof) keys.append(make("span", {}, make("i", {class: s.dashed ? "dashed" : s.line ? "" : "dot", style: `--of:var(--c${s.colour % 8})`}), s.name));
   return make("figure", {}, make("div", {class: "top"}, make("figcaption", {}, figure.title, make("small", {}, figure.note)), make("span", {}, ...buttons)), chart, keys);
 }
 
@@ -151,5 +151,5 @@ for (const [section, groups] of Object.entries(data.figures)) {
     select.addEventListener("input", () => fill(select.value));
     place.before(make("p", {class: "choose"}, select));
   }
-  fill(names[0]);
+  if (names.length) fill(names[0]);
 }
