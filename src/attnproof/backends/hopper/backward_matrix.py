@@ -11,7 +11,8 @@ from . import backward_offline, compile_matrix, configs, offline
 # option -> what it changes in a problem, on top of those of the forward's matrix
 GROUPS: dict[str, dict[str, Any]] = {"groups causal": {"Hkv": 1, "right": 0}}
 # a compilation takes some twenty seconds: every kind of loop, and all options at once
-VARIANTS: tuple[str, ...] = ("full", "tail", "causal", "window", "everything", *GROUPS)
+LISTED = ("packed causal", "bounds", "packed everything")
+VARIANTS: tuple[str, ...] = ("full", "tail", "causal", "window", "everything", *GROUPS, *LISTED)
 
 
 class Job(NamedTuple):
