@@ -28,6 +28,10 @@ class Job(NamedTuple):
         base = compile_matrix.Job(self.width, self.width, self.variant if known else "full", self.dtype)
         return replace(base.problem(), **GROUPS.get(self.variant, {}))
 
+    def identity(self) -> dict[str, Any]:
+        """The fields that name the rows of a job."""
+        return {"D": self.width, "variant": self.variant, "dtype": self.dtype}
+
 
 def jobs() -> list[Job]:
     """The whole matrix."""
@@ -45,11 +49,6 @@ def rows(job: Job) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     for launch in backward_offline.launches(job.problem()):
         code = offline.inspect(backward_offline.compile_launch(launch))
-        name = {
-            "kernel": launch.kernel.fn.__name__,
-            "D": job.width,
-            "variant": job.variant,
-            "dtype": job.dtype,
-        }
+        name = {"kernel": launch.kernel.fn.__name__, **job.identity()}
         found.append({**name, **code.row(), "fits": code.shared <= offline.SHARED_LIMIT})
     return found
