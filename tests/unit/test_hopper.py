@@ -112,33 +112,6 @@ def test_descriptors_have_the_blocks_that_the_kernel_copies() -> None:
     assert [[1, 1, 64, 128], [1, 1, 128, 128], [1, 1, 128, 128], [1, 1, 64, 128]] == blocks
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_a_ragged_descriptor_ends_where_a_sequence_ends(dtype: torch.dtype) -> None:
-    """Addresses wrap at 2^64: were the sum off by a row, every packed sequence would read another's rows."""
-    x = torch.zeros(700, 6, 80, dtype=dtype)[:, ::2].transpose(0, 1)
-    found = arguments.ragged(x, 64, 128)
-    assert [1, 1, 1, 64, 128] == found.block_shape
-    bytes_of = x.element_size()
-    assert all(0 < step * bytes_of < 2**40 and step * bytes_of % 16 == 0 for step in found.strides[:-1])
-    assert all(0 < length < 2**31 for length in found.shape)
-    for first, length in ((0, 1), (0, 700), (5, 130), (699, 1), (700, 0)):
-        for row in (0, 1, 63, 64, length - 1, length, length + 200):
-            if row < 0:
-                continue
-            at = (
-                arguments.FAR,
-                first + length,
-                2,
-                arguments.FAR - length + row,
-                7,
-            )  # as ``state.query_origin``
-            assert all(place < size for place, size in zip(at[:3], found.shape[:3], strict=True))
-            assert (at[3] < found.shape[3]) == (row < length)
-            offset = sum(place * step for place, step in zip(at, found.strides, strict=True)) * bytes_of
-            right = ((first + row) * x.stride(1) + 2 * x.stride(0) + 7) * bytes_of
-            assert right == offset % 2**64
-
-
 def test_out_and_lse_are_allocated_as_a_plan_says(monkeypatch: pytest.MonkeyPatch) -> None:
     """The short way allocates like q, or not; both give what the backends' contract asks for."""
     monkeypatch.setattr(launch, "_plans", {})
@@ -344,22 +317,6 @@ def test_an_edge_tile_hides_exactly_what_is_not_seen(options: dict[str, Any]) ->
         for first in range(0, n + 1, 64):
             s = np.zeros((m, 64), np.float32)
             hidden = PIECES.hide(s, np.arange(m), np.arange(64), first, n, n - m, problem.left, right, facts)
-            part = wide[:, first : first + 64]
-            assert (part == np.isfinite(hidden[:, : part.shape[1]])).all()
-
-
-@pytest.mark.parametrize("options", BANDS, ids=str)
-def test_an_edge_tile_of_a_packed_sequence_hides_exactly_what_is_not_seen(options: dict[str, Any]) -> None:
-    """The corner of a top-left mask depends on the lengths of the sequence."""
-    problem = replace(band(**options), rows="packed", tokens=(900, 900))
-    facts = configs.facts(problem)
-    sizes = SimpleNamespace(left=problem.left, right=problem.right)
-    for m, n in [(1, 1), (65, 200), (200, 65), (130, 130), (20, 0)]:
-        tile = SimpleNamespace(n_rows=m, n_keys=n, row=300)
-        wide = np.concatenate([seen(replace(problem, M=m, N=n)), np.zeros((m, 64), bool)], axis=1)
-        for first in range(0, n + 1, 64):
-            s = np.zeros((m, 64), np.float32)
-            hidden = PIECES.hide_listed(s, np.arange(m), np.arange(64), first, tile, sizes, facts)
             part = wide[:, first : first + 64]
             assert (part == np.isfinite(hidden[:, : part.shape[1]])).all()
 
