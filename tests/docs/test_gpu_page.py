@@ -29,14 +29,17 @@ def test_the_tables_are_what_the_records_say() -> None:
     assert "\n".join(tables()).strip() == between.strip()
 
 
-@pytest.mark.parametrize("name", ["attention", "decode", "host", "stages"])
-def test_the_records_are_of_one_commit_whose_stages_passed(name: str) -> None:
+@pytest.mark.parametrize("name", ["attention", "decode", "host"])
+def test_the_records_are_of_a_commit_whose_stages_passed(name: str) -> None:
     """No time without a verdict for the same code."""
     record, stages = (
         json.loads((H200 / f"{at}.json").read_text(encoding="utf-8")) for at in (name, "stages")
     )
     environment: dict[str, Any] = record["environment"]
     assert not environment["dirty"]
-    assert stages["environment"]["commit"] == environment["commit"]
-    passed = {row["stage"] for row in stages["results"] if row["passed"]}
+    passed = {
+        row["stage"]
+        for row in stages["results"]
+        if row["passed"] and not row["dirty"] and row["commit"] == environment["commit"]
+    }
     assert {"parity", "cases"} <= passed

@@ -125,6 +125,33 @@ def inspect(compiled: Any) -> MachineCode:
     )
 
 
+def idle_mbarriers(code: str) -> list[str]:
+    """Names in Triton's GPU dialect of mbarriers that are made and initialised, and never used.
+
+    They are dead to the compiler, which gives their bytes to tiles; PTX forbids that for a live one, and results are wrong
+    once in a while.
+    """
+    return [
+        name
+        for name in re.findall(r"(%\w+) = ttg\.local_alloc : \(\) -> !ttg\.memdesc<\d+x1xi64", code)
+        if not _used(name, code.splitlines())
+    ]
+
+
+def _used(barrier: str, lines: list[str]) -> bool:
+    """Whether anything but its initialisation takes a barrier, or one of its stages."""
+    names = {barrier}
+    for line in lines:
+        if names.isdisjoint(re.findall(r"%\w+", line)):
+            continue
+        stage = re.match(r"\s*(%\w+) = ttg\.(?:memdesc_index|local_alloc)", line)
+        if stage:
+            names.add(stage.group(1))
+        elif "init_barrier" not in line:
+            return True
+    return False
+
+
 def matrix_loops(code: str) -> list[str]:
     """Text of the innermost loops that hold a matrix instruction, in order."""
     lines = code.splitlines()

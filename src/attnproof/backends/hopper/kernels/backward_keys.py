@@ -224,7 +224,7 @@ def make_key_program(
     M, N, H, Hkv, left, right, n_slots, n_planes, together, scale, cap, unit,
     WARPGROUPS: gl.constexpr, BLOCK_M: gl.constexpr, STAGES: gl.constexpr, WIDTH: gl.constexpr,
     GROUPED: gl.constexpr, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr,
-    HAS_SOFTCAP: gl.constexpr, HAS_ALIBI: gl.constexpr,
+    HAS_SOFTCAP: gl.constexpr, HAS_ALIBI: gl.constexpr, RELEASED_TOGETHER: gl.constexpr,
     LISTED: gl.constexpr, PACKED: gl.constexpr, TOP_LEFT: gl.constexpr, HAS_BOUNDS: gl.constexpr,
 ):  # fmt: skip
     """Place a program and lay out its shared memory."""
@@ -251,7 +251,7 @@ def make_key_program(
     v = gl.allocate_shared_memory(v_desc.dtype, [WARPGROUPS] + v_desc.block_type.shape, v_desc.layout)
     ready = allocate_barriers(1, 1).index(0)
     q = make_rows(q_desc, STAGES, BLOCK_M, 2)
-    dout = make_rows(do_desc, STAGES, BLOCK_M, 2)
+    dout = make_rows(do_desc, STAGES, BLOCK_M, 0 if RELEASED_TOGETHER else 2)
     fence_async_shared()
     return KeyProgram(
         q, dout, k, v, ready, walk, score, slopes, stride_slopeb, stride_slopeh,
@@ -288,7 +288,7 @@ def dkdv_kernel(
     program = make_key_program(
         q_desc, k_desc, v_desc, do_desc, slopes, tiles, bounds, stride_stat, stride_slopeb, stride_slopeh,
         M, N, H, Hkv, left, right, n_slots, n_planes, together, scale, cap, unit,
-        2, BLOCK_M, STAGES, WIDTH, GROUPED, HAS_LEFT, HAS_RIGHT, HAS_SOFTCAP, HAS_ALIBI,
+        2, BLOCK_M, STAGES, WIDTH, GROUPED, HAS_LEFT, HAS_RIGHT, HAS_SOFTCAP, HAS_ALIBI, False,
         LISTED, PACKED, TOP_LEFT, HAS_BOUNDS,
     )  # fmt: skip
     EDGES: gl.constexpr = HAS_LEFT or HAS_RIGHT or HAS_BOUNDS

@@ -190,7 +190,7 @@ def dkdv_split_kernel(
     program = make_key_program(
         q_desc, k_desc, v_desc, do_desc, slopes, tiles, bounds, stride_stat, stride_slopeb, stride_slopeh,
         M, N, H, Hkv, left, right, n_slots, n_planes, together, scale, cap, unit,
-        1, BLOCK_M, STAGES, WIDTH, GROUPED, HAS_LEFT, HAS_RIGHT, HAS_SOFTCAP, HAS_ALIBI,
+        1, BLOCK_M, STAGES, WIDTH, GROUPED, HAS_LEFT, HAS_RIGHT, HAS_SOFTCAP, HAS_ALIBI, False,
         LISTED, PACKED, TOP_LEFT, HAS_BOUNDS,
     )  # fmt: skip
     split = SplitProgram(

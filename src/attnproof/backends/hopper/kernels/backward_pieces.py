@@ -68,9 +68,17 @@ class Ring:
 
 @gluon.jit
 def make_ring(desc, STAGES: gl.constexpr, READERS: gl.constexpr):
-    """An empty ring of tiles of ``desc``."""
+    """An empty ring of tiles of ``desc``; no ``READERS`` if its stages are handed back with another ring's.
+
+    An mbarrier that nobody waits at is not made: the compiler gives its memory to tiles, which a live mbarrier may not be.
+    """
     data = gl.allocate_shared_memory(desc.dtype, [STAGES] + desc.block_type.shape, desc.layout)
-    return Ring(data, allocate_barriers(STAGES, 1), allocate_barriers(STAGES, READERS), STAGES)
+    full = allocate_barriers(STAGES, 1)
+    if READERS == 0:
+        empty = full
+    else:
+        empty = allocate_barriers(STAGES, READERS)
+    return Ring(data, full, empty, STAGES)
 
 
 @aggregate
