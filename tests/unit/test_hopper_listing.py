@@ -1,6 +1,6 @@
 """Packed rows and masks by bounds on the Hopper backend: descriptors, masks of edge tiles, and the lists of tiles.
 
-What lists say is checked in a process of its own, see the model.
+What lists say, and what kernels make of it, is checked in processes of their own, see the scripts.
 """
 
 from __future__ import annotations
@@ -26,19 +26,30 @@ from .test_hopper import BANDS, PIECES, band, seen  # noqa: E402
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.slow
-def test_lists_hold_every_tile_once_and_no_visible_pair_is_left_out() -> None:
-    """A tile too few loses rows or keys, a full one too many shows keys that are masked, a wrong place reads other rows."""
+def run(script: str) -> str:
+    """What a script of this folder says; it fails with what it found."""
     path = os.pathsep.join([str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")])
-    run = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("hopper_listing_model.py"))],
+    found = subprocess.run(
+        [sys.executable, str(Path(__file__).with_name(script))],
         env={**os.environ, "PYTHONPATH": path},
         capture_output=True,
         text=True,
         check=False,
     )
-    assert 0 == run.returncode, run.stderr[-3000:]
-    assert "every list is right" in run.stdout
+    assert 0 == found.returncode, found.stderr[-3000:]
+    return found.stdout
+
+
+@pytest.mark.slow
+def test_lists_hold_every_tile_once_and_no_visible_pair_is_left_out() -> None:
+    """A tile too few loses rows or keys, a full one too many shows keys that are masked, a wrong place reads other rows."""
+    assert "every list is right" in run("hopper_listing_model.py")
+
+
+@pytest.mark.slow
+def test_the_kernels_own_source_is_right_and_never_waits_for_ever_on_a_machine_of_threads() -> None:
+    """Rows of another sequence, a stage handed back too early, a barrier that nobody reaches: a device would hang on the last."""
+    assert "every run is right" in run("hopper_machine_runs.py")
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
