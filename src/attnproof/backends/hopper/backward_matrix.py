@@ -40,8 +40,12 @@ def jobs() -> list[Job]:
 
 
 def covering() -> list[Job]:
-    """The part that a test compiles: every configuration, with the loop that masks and the one that does not."""
-    return [Job(width, "causal") for width in configs.WIDTHS]
+    """The part that a test compiles: every configuration, with the loop that masks and the one that does not, and lists."""
+    return [
+        *(Job(width, "causal") for width in configs.WIDTHS),
+        Job(128, "bounds"),
+        Job(256, "packed causal"),
+    ]
 
 
 def rows(job: Job) -> list[dict[str, Any]]:

@@ -45,7 +45,7 @@ def launches(problem: Problem) -> list[Launch]:
     given = Given(out, torch.empty(out.shape[:-1], dtype=torch.float32, device="meta"), out, None)
     stats = backward_launches.empty_statistics(problem, q.device)
     some = torch.empty(64, dtype=torch.int32, device="meta")
-    alone = problem.rows == "dense" and not problem.has_bounds
+    alone = backward_launches.walk_alone(problem)
     lists = NO_LISTS if alone else Lists(some, some, some if problem.has_bounds else None)
     found = [
         backward_launches.keys(problem, tensors, stats, out, k, v, lists),
