@@ -1,9 +1,10 @@
 """Compile the Hopper kernels without a GPU, and write what the assembler says to results/compile.
 
-Usage: hopper_matrix.py [forward] [backward] [PROCESSES]      (both without words)
+Usage: hopper_matrix.py [forward] [backward] [missing] [PROCESSES]      (both passes without words)
 
-One record per pass and Triton version, as tools/compile_matrix.py does it for the portable kernels. Tests compile the shipped
-configurations and hold them to the records.
+One record per pass and Triton version, as tools/compile_matrix.py does it for the portable kernels. ``missing`` keeps the rows
+of a record made by the same versions, and compiles what it lacks. Tests compile the shipped configurations and hold them to
+the records.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ def forward(job: compile_matrix.Job) -> list[dict[str, Any]]:
     return [compile_matrix.row(job)]
 
 
+JOB = ("D", "Dv", "variant", "dtype")  # fields that name one
 # pass: (record, jobs, rows of a job)
 PASSES: dict[str, tuple[str, Callable[[], list[Any]], Callable[[Any], list[dict[str, Any]]]]] = {
     "forward": ("hopper", compile_matrix.jobs, forward),
@@ -35,18 +37,34 @@ PASSES: dict[str, tuple[str, Callable[[], list[Any]], Callable[[Any], list[dict[
 
 def main() -> None:
     words = sys.argv[1:]
-    if unknown := [word for word in words if word not in PASSES and not word.isdigit()]:
+    if unknown := [word for word in words if word not in (*PASSES, "missing") and not word.isdigit()]:
         sys.exit(f"pass: expected {' or '.join(PASSES)}, got {', '.join(unknown)}")
     processes = next((int(word) for word in words if word.isdigit()), 2)
     for which in [word for word in PASSES if word in words] or PASSES:
         name, jobs, rows_of = PASSES[which]
+        kept = recorded(name) if "missing" in words else []
+        known = {tuple(row.get(at) for at in JOB) for row in kept}
+        wanted = [job for job in jobs() if tuple(job.identity().get(at) for at in JOB) not in known]
         with multiprocessing.get_context("spawn").Pool(processes, maxtasksperchild=10) as pool:
-            rows: list[dict[str, Any]] = []
-            for part in pool.imap_unordered(rows_of, jobs()):
+            rows: list[dict[str, Any]] = list(kept)
+            for part in pool.imap_unordered(rows_of, wanted):
                 for row in part:
                     print(*row.values(), flush=True)
                 rows += part
         write(name, rows)
+
+
+def recorded(name: str) -> list[dict[str, Any]]:
+    """Rows of a record, if these versions made it."""
+    path = record(name)
+    document: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
+    same = document.get("environment", {}).get("versions") == compile_matrix.versions()
+    return document["results"] if same else []
+
+
+def record(name: str) -> Path:
+    """Where it lies."""
+    return ROOT / "results" / "compile" / f"{name}-{compile_matrix.minor()}.json"
 
 
 def write(name: str, rows: list[dict[str, Any]]) -> None:
@@ -64,7 +82,7 @@ def write(name: str, rows: list[dict[str, Any]]) -> None:
         },
         "results": rows,
     }
-    path = ROOT / "results" / "compile" / f"{name}-{compile_matrix.minor()}.json"
+    path = record(name)
     path.write_text(json.dumps(document, indent=1) + "\n")
     print(path.relative_to(ROOT))
 

@@ -77,6 +77,7 @@ PACKED: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
     "queries alone": ((65, 190, 0, 33), (0, 190, 12, 0)),
     "more queries": ((300, 150), (70, 11)),
     "short": (tuple(range(1, 40)), tuple(range(40, 1, -1))),
+    "many": ((3, 0, 9, 1) * 80, (3, 4, 9, 2) * 80),
 }
 
 

@@ -14,6 +14,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from tests.parity import checking  # noqa: E402
 from tests.parity.calls import Call, Result  # noqa: E402
 from tests.parity.checking import check_forward, check_gradients  # noqa: E402
 from tests.parity.problems import Case  # noqa: E402
@@ -85,6 +86,20 @@ def test_packed_and_bounds_gradients_agree_with_float64_and_repeat(case: Case) -
     right = expected(case, TARGET.half_operands)
     found = [bits(check_gradients(Call(TARGET, case), right)) for _ in range(2)]
     assert all(torch.equal(x, y) for x, y in zip(*found, strict=True))
+
+
+@pytest.mark.usefixtures("on_trial")
+@pytest.mark.parametrize(
+    "case", [case for case in (*CASES, *PACKED_CASES, *BOUNDS_CASES) if case.alibi and case.D == 128], ids=str
+)
+def test_gradients_of_packed_and_bounds_and_dense_rows_beside_fixed_slopes(case: Case) -> None:
+    """Slopes are constants as a rule; where their gradient is asked for, other kernels run."""
+    right = expected(case, TARGET.half_operands)
+    needs = ("q", "k", "v")
+    call = Call(TARGET, case)
+    grads = call.gradients(needs).grads
+    for name in needs:
+        checking._check_gradient(call, name, grads[name], right[name])
 
 
 @pytest.mark.usefixtures("on_trial")

@@ -212,11 +212,13 @@ def test_weights_are_those_of_the_definition_whichever_side_is_the_rows(
         center = (j - (p.N - p.M) - first).view(Tile)
         got = [
             x.T[:, : p.N]
-            for x in weigh(raw.T, shift[None, :], center, (i - first).view(Tile), first, slope, True)
+            for x in weigh(
+                raw.T, shift[None, :], center, (i - first).view(Tile), first, slope, None, None, True, ""
+            )
         ]
     else:
         center, keys = (i + p.N - p.M - first).view(Tile), (j - first).view(Tile)
-        got = weigh(raw, shift[:, None], center, keys, first, slope, True)
+        got = weigh(raw, shift[:, None], center, keys, first, slope, None, None, True, "")
         assert not got[0][:, p.N :].any()
         got = [x[:, : p.N] for x in got]
     s = p.scale * raw[:, : p.N]
@@ -242,10 +244,16 @@ def test_padding_covers_every_row_that_a_block_can_touch() -> None:
         assert rows % backward_configs.ROWS == 0
 
 
+LISTED = (
+    {"has_bounds": True},
+    {"rows": "packed", "tokens": (700, 600), "has_bounds": True, "has_alibi": True, "H": 4, "top_left": True},
+)
+
+
 @pytest.mark.parametrize("width", [8, 64, 72, 128, 136, 256])
 def test_every_kernel_is_given_every_argument_it_has(width: int) -> None:
     """A missing or unknown name would show only at the first launch, on a GPU."""
-    for more in ({}, {"has_alibi": True, "softcap": 5.0, "right": 0, "H": 4}):
+    for more in ({}, {"has_alibi": True, "softcap": 5.0, "right": 0, "H": 4}, *LISTED):
         for launch in backward_offline.launches(problem(D=width, Dv=width, **more)):
             assert set(launch.kernel.arg_names) == set(launch.arguments)
             assert launch.programs > 0
@@ -293,7 +301,9 @@ class TestDeclines:
         ("changes", "words"),
         [
             ({"dtype": "float32"}, "got float32"),
-            ({"rows": "packed"}, "got packed"),
+            ({"rows": "paged"}, "got paged"),
+            ({"rows": "packed"}, "has not run with packed"),
+            ({"has_bounds": True}, "has not run with bounds"),
             ({"has_keep": True}, "has no keep"),
             ({"dropout_p": 0.5}, "has no dropout"),
             ({"bias_shape": (1, 1, 1, 1)}, "has no bias"),
@@ -330,7 +340,7 @@ def test_unbounded_sides_do_not_leave_32_bits() -> None:
     assert BIG + 2 * 2**28 < 2**31
 
 
-@pytest.mark.parametrize("more", [{}, {"has_alibi": True, "right": 0, "H": 4}], ids=str)
+@pytest.mark.parametrize("more", [{}, {"has_alibi": True, "right": 0, "H": 4}, *LISTED], ids=str)
 def test_parameters_come_in_the_order_that_the_launcher_passes_them(more: dict[str, Any]) -> None:
     """Descriptors, then addresses, then numbers: another order would be read as garbage on the GPU."""
     for width in (64, 256):

@@ -61,7 +61,7 @@ def backward(
     """See ``backends.Backend``."""
     given = Given(out, lse, dout, dlse)
     route = route_of(problem, tensors, given)
-    if route.elsewhere is not None or not (slots_walk_alone(problem) or feeds_lists(problem, needs)):
+    if route.elsewhere is not None or not (launches.walk_alone(problem) or feeds_lists(problem, needs)):
         return portable_launch.backward(problem, tensors, out, lse, dout, dlse, needs)
     tensors = tensors.expand(problem)
     with registry.device_of(tensors.q):
@@ -138,13 +138,8 @@ def _run(route: Route, problem: Problem, t: Tensors, given: Given, needs: frozen
 def goes_jointly(problem: Problem, needs: frozenset[str]) -> bool:
     """Whether one pass makes all three gradients: not asked to be repeatable, and nothing but these is asked of dS."""
     wanted = "q" in needs and bool(needs & {"k", "v"}) and not (problem.has_alibi and "alibi_slopes" in needs)
-    alone = slots_walk_alone(problem)
+    alone = launches.walk_alone(problem)
     return wanted and alone and not problem.deterministic and configs.joint_gains(problem)
-
-
-def slots_walk_alone(problem: Problem) -> bool:
-    """Whether kernels find their tiles without lists."""
-    return problem.rows == "dense" and not problem.has_bounds
 
 
 def feeds_lists(problem: Problem, needs: frozenset[str]) -> bool:
@@ -154,7 +149,7 @@ def feeds_lists(problem: Problem, needs: frozenset[str]) -> bool:
 
 def lists_of(problem: Problem, t: Tensors, needs: frozenset[str]) -> Lists:
     """Lists of tiles for both passes, where they walk any."""
-    if slots_walk_alone(problem):
+    if launches.walk_alone(problem):
         return launches.NO_LISTS
     n_slots, config = launches.query_slots(problem), configs.queries_config(problem)
     cut = listings.Cut(configs.QUERIES, config.block_n, n_slots)

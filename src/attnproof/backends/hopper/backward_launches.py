@@ -82,6 +82,11 @@ def key_slots(problem: Problem) -> int:
     return problem.tokens[1] // keys + problem.B + 1 if problem.rows == "packed" else cdiv(problem.N, keys)
 
 
+def walk_alone(problem: Problem) -> bool:
+    """Whether kernels find their tiles without lists."""
+    return problem.rows == "dense" and not problem.has_bounds
+
+
 def _planes(problem: Problem, heads: int) -> int:
     return heads if problem.rows == "packed" else problem.B * heads
 

@@ -11,7 +11,8 @@ from . import backward_offline, compile_matrix, configs, offline
 # option -> what it changes in a problem, on top of those of the forward's matrix
 GROUPS: dict[str, dict[str, Any]] = {"groups causal": {"Hkv": 1, "right": 0}}
 # a compilation takes some twenty seconds: every kind of loop, and all options at once
-VARIANTS: tuple[str, ...] = ("full", "tail", "causal", "window", "everything", *GROUPS)
+LISTED = ("packed causal", "bounds", "packed everything")
+VARIANTS: tuple[str, ...] = ("full", "tail", "causal", "window", "everything", *GROUPS, *LISTED)
 
 
 class Job(NamedTuple):
@@ -27,6 +28,10 @@ class Job(NamedTuple):
         base = compile_matrix.Job(self.width, self.width, self.variant if known else "full", self.dtype)
         return replace(base.problem(), **GROUPS.get(self.variant, {}))
 
+    def identity(self) -> dict[str, Any]:
+        """The fields that name the rows of a job."""
+        return {"D": self.width, "variant": self.variant, "dtype": self.dtype}
+
 
 def jobs() -> list[Job]:
     """The whole matrix."""
@@ -35,8 +40,12 @@ def jobs() -> list[Job]:
 
 
 def covering() -> list[Job]:
-    """The part that a test compiles: every configuration, with the loop that masks and the one that does not."""
-    return [Job(width, "causal") for width in configs.WIDTHS]
+    """The part that a test compiles: every configuration, with the loop that masks and the one that does not, and lists."""
+    return [
+        *(Job(width, "causal") for width in configs.WIDTHS),
+        Job(128, "bounds"),
+        Job(256, "packed causal"),
+    ]
 
 
 def rows(job: Job) -> list[dict[str, Any]]:
@@ -44,11 +53,6 @@ def rows(job: Job) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     for launch in backward_offline.launches(job.problem()):
         code = offline.inspect(backward_offline.compile_launch(launch))
-        name = {
-            "kernel": launch.kernel.fn.__name__,
-            "D": job.width,
-            "variant": job.variant,
-            "dtype": job.dtype,
-        }
+        name = {"kernel": launch.kernel.fn.__name__, **job.identity()}
         found.append({**name, **code.row(), "fits": code.shared <= offline.SHARED_LIMIT})
     return found

@@ -13,7 +13,7 @@ from ...problem import Problem, Tensors
 from ..triton.backprop import Given
 from . import backward_configs as configs
 from . import backward_launches
-from .backward_launches import OPTIONS, Launch
+from .backward_launches import NO_LISTS, OPTIONS, Launch, Lists
 from .compat import TensorDescriptor
 from .offline import ALIGNED, TARGET
 
@@ -26,30 +26,47 @@ TYPES: dict[Any, str] = {
 
 
 def launches(problem: Problem) -> list[Launch]:
-    """What the backward of a dense problem launches, on meta tensors: statistics, dk and dv, dq; and the joint pass."""
-    dtype = getattr(torch, problem.dtype)
-
-    def empty(*shape: int, of: Any = dtype) -> Any:
-        return torch.empty(shape, dtype=of, device="meta")
-
-    q, k = (
-        empty(problem.B, problem.H, problem.M, problem.D),
-        empty(problem.B, problem.Hkv, problem.N, problem.D),
+    """What the backward of a dense or packed problem launches, on meta tensors: dk and dv, and dq; where these find their
+    tiles without lists, statistics before and the joint pass behind.
+    """
+    q, k, v, out = (
+        empty(problem, rows, heads, width)
+        for rows, heads, width in (
+            (0, problem.H, problem.D),
+            (1, problem.Hkv, problem.D),
+            (1, problem.Hkv, problem.Dv),
+            (0, problem.H, problem.Dv),
+        )
     )
-    v, out = empty(problem.B, problem.Hkv, problem.N, problem.Dv), empty(*problem.out_shape)
-    slopes = empty(problem.B, problem.H, of=torch.float32) if problem.has_alibi else None
+    slopes = None
+    if problem.has_alibi:
+        slopes = torch.empty((problem.B, problem.H), dtype=torch.float32, device="meta")
     tensors = Tensors(q, k, v, alibi_slopes=slopes)
-    given = Given(out, empty(*out.shape[:-1], of=torch.float32), out, None)
+    given = Given(out, torch.empty(out.shape[:-1], dtype=torch.float32, device="meta"), out, None)
     stats = backward_launches.empty_statistics(problem, q.device)
+    some = torch.empty(64, dtype=torch.int32, device="meta")
+    alone = backward_launches.walk_alone(problem)
+    lists = NO_LISTS if alone else Lists(some, some, some if problem.has_bounds else None)
     found = [
-        backward_launches.statistics(problem, given, stats),
-        backward_launches.keys(problem, tensors, stats, out, k, v),
-        backward_launches.queries(problem, tensors, stats, given, q),
+        backward_launches.keys(problem, tensors, stats, out, k, v, lists),
+        backward_launches.queries(problem, tensors, stats, given, q, lists),
     ]
+    if not alone:
+        return found
+    found.insert(0, backward_launches.statistics(problem, given, stats))
     if configs.joint_config(problem) is not None:
         total = torch.empty_like(q, dtype=torch.float32)
         found.append(backward_launches.joint(problem, tensors, stats, out, k, v, total))
     return found
+
+
+def empty(problem: Problem, side: int, heads: int, width: int) -> Any:
+    """A tensor of rows of queries (``side`` 0) or keys in the canonical view."""
+    if problem.rows == "packed":
+        shape = (problem.tokens[side], heads, width)
+    else:
+        shape = (problem.B, (problem.M, problem.N)[side], heads, width)
+    return torch.empty(shape, dtype=getattr(torch, problem.dtype), device="meta").transpose(-2, -3)
 
 
 def source(launch: Launch) -> Any:

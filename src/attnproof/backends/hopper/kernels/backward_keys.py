@@ -18,25 +18,21 @@ from ..compat import (
     tma_store_wait,
     warpgroup_mma_wait,
 )
+from .backward_listed import key_place, query_place, read_key_entry
 from .backward_pieces import (
-    Listed,
     Rows,
     Scoring,
     Walk,
     accumulators,
     add_product,
-    copy_in,
-    copy_out,
-    entry_of,
-    key_place,
     make_rows,
     make_walk,
     product,
-    query_place,
     stage_tile,
 )
+from .copies import copy_in, copy_out
 from .pieces import place
-from .rings import FAR, allocate_barriers
+from .rings import allocate_barriers
 
 
 @aggregate
@@ -223,40 +219,6 @@ def walk_queries(
 
 
 @gluon.jit
-def read_entry(
-    tiles, bounds, slot, b, n_slots, stride_stat, M, H, group,
-    BLOCK_M: gl.constexpr, GROUPED: gl.constexpr, PACKED: gl.constexpr, HAS_BOUNDS: gl.constexpr,
-):  # fmt: skip
-    """(sequence, first key, keys, walk, ``Listed``) of a tile of keys, see ``listing_keys``."""
-    entry = entry_of(tiles, slot, b, n_slots)
-    first = gl.load(entry + 1)
-    n_keys = gl.load(entry + 2)
-    n_rows = gl.load(entry + 4)
-    row = gl.load(entry + 5)
-    stop = gl.load(entry + 10)
-    n_tiles = (M + BLOCK_M - 1) // BLOCK_M
-    if PACKED:
-        n_tiles = stop
-    walk = make_walk(
-        gl.load(entry + 7), gl.load(entry + 8), gl.load(entry + 9), stop, n_tiles, group, GROUPED
-    )
-    if HAS_BOUNDS:
-        bounds += row.to(gl.int64) * 2
-    if PACKED:
-        b = gl.load(entry)
-        k_row = gl.load(entry + 3)
-        # in tiles, so that the compiler sees that rows of statistics are aligned
-        stat = gl.load(entry + 6).to(gl.int64) * 128
-        listed = Listed(
-            row + n_rows, FAR - n_rows, k_row + n_keys, FAR - n_keys, stat, bounds, n_rows, HAS_BOUNDS
-        )
-    else:
-        none = b * 0
-        listed = Listed(b, none, b, none, (b * H).to(gl.int64) * stride_stat, bounds, n_rows, HAS_BOUNDS)
-    return b, first, n_keys, walk, listed
-
-
-@gluon.jit
 def make_key_program(
     q_desc, k_desc, v_desc, do_desc, slopes, tiles, bounds, stride_stat, stride_slopeb, stride_slopeh,
     M, N, H, Hkv, left, right, n_slots, n_planes, together, scale, cap, unit,
@@ -273,7 +235,7 @@ def make_key_program(
     if LISTED:
         if not HAS_BOUNDS:
             bounds = tiles
-        b, first, N, walk, listed = read_entry(
+        b, first, N, walk, listed = read_key_entry(
             tiles, bounds, slot, b, n_slots, stride_stat, M, H, group, BLOCK_M, GROUPED, PACKED, HAS_BOUNDS
         )
         offset = N - listed.n_rows

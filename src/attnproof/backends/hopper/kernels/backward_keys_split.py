@@ -7,10 +7,10 @@ Mirror: ``backward_keys``, which does the same with both halves in one warpgroup
 
 from ..compat import aggregate, gl, gluon, mbarrier, warpgroup_mma_wait
 from .backward_keys import KeyProgram, keys_producer, make_key_program
+from .backward_listed import key_place
 from .backward_pieces import (
     accumulators,
     add_product,
-    key_place,
     product,
     store_tile,
 )

@@ -14,43 +14,12 @@ from ..compat import (
     gl,
     gluon,
     mbarrier,
-    tma_load,
-    tma_store,
     tma_store_wait,
     warpgroup_mma,
 )
-from .listing import HEAD, WIDTH
+from .copies import copy_in, copy_out
 from .pieces import operand_layout, product_layout, tanh
-from .rings import FAR, allocate_barriers
-
-HEAD_NUMBERS = gl.constexpr(HEAD)
-ENTRY = gl.constexpr(WIDTH)
-
-
-@gluon.constexpr_function
-def is_ragged(shape):
-    """Whether a block is one of ``arguments.ragged``."""
-    return len(shape) == 5
-
-
-@gluon.jit
-def copy_in(desc, place, h, row, full, target):
-    """Start the copy of a block into shared memory."""
-    RAGGED: gl.constexpr = is_ragged(desc.block_type.shape)
-    if RAGGED:
-        tma_load(desc, [FAR, place, h, row, 0], full, target)
-    else:
-        tma_load(desc, [place, h, row, 0], full, target)
-
-
-@gluon.jit
-def copy_out(desc, place, h, row, source):
-    """Start the copy of a block from shared memory; what is past the end is dropped."""
-    RAGGED: gl.constexpr = is_ragged(desc.block_type.shape)
-    if RAGGED:
-        tma_store(desc, [FAR, place, h, row, 0], source)
-    else:
-        tma_store(desc, [place, h, row, 0], source)
+from .rings import allocate_barriers
 
 
 @aggregate
@@ -145,70 +114,6 @@ def make_rows(desc, STAGES: gl.constexpr, ROWS: gl.constexpr, READERS: gl.conste
     """An empty ring of query-side tiles."""
     flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     return Rows(make_ring(desc, STAGES, READERS), gl.allocate_shared_memory(gl.float32, [STAGES, ROWS], flat))
-
-
-@aggregate
-class Listed:
-    """What a list says about the rows of a program.
-
-    Rows of queries and keys begin at (place, start) of their descriptors, see ``arguments.ragged``; the numbers of row
-    statistics begin at ``stat`` of the first head's; ``bounds`` begin at the sequence's first query.
-    """
-
-    q_place: gl.tensor
-    q_start: gl.tensor
-    k_place: gl.tensor
-    k_start: gl.tensor
-    stat: gl.tensor
-    bounds: gl.tensor
-    n_rows: gl.tensor
-    HAS_BOUNDS: gl.constexpr
-
-    @gluon.constexpr_function
-    def __init__(self, q_place, q_start, k_place, k_start, stat, bounds, n_rows, HAS_BOUNDS):
-        self.q_place = q_place
-        self.q_start = q_start
-        self.k_place = k_place
-        self.k_start = k_start
-        self.stat = stat
-        self.bounds = bounds
-        self.n_rows = n_rows
-        self.HAS_BOUNDS = gl.constexpr(HAS_BOUNDS)
-
-    @gluon.jit
-    def own_bounds(self, rows):
-        """Where the bounds of rows of queries are; rows past the last one have some, too, and P = 0 whatever these say."""
-        return self.bounds + rows * 2
-
-
-@gluon.jit
-def entry_of(tiles, slot, b, n_slots):
-    """Where a tile's numbers are; sequences share the one list of packed rows, and bounds may be the same for all."""
-    return tiles + HEAD_NUMBERS + (gl.minimum(b, gl.load(tiles + 1) - 1) * n_slots + slot) * ENTRY
-
-
-@gluon.jit
-def query_place(program):
-    """(place, start) of rows of queries in their descriptors."""
-    if program.LISTED:
-        place = program.listed.q_place
-        start = program.listed.q_start
-    else:
-        place = program.b
-        start = program.b * 0
-    return place, start
-
-
-@gluon.jit
-def key_place(program):
-    """(place, start) of rows of keys in their descriptors."""
-    if program.LISTED:
-        place = program.listed.k_place
-        start = program.listed.k_start
-    else:
-        place = program.b
-        start = program.b * 0
-    return place, start
 
 
 @aggregate

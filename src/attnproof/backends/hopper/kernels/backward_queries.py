@@ -8,25 +8,23 @@ Mirror: ``backends/triton/kernels/backward.dq_kernel``.
 
 from ...triton.kernels.pieces import cut_tiles, key_interval
 from ..compat import aggregate, any_value, fence_async_shared, gl, gluon, mbarrier, warpgroup_mma_wait
+from .backward_listed import key_place, query_place, read_query_entry
 from .backward_pieces import (
-    Listed,
     Ring,
     Scoring,
     Walk,
     accumulators,
     add_product,
     afresh,
-    copy_in,
-    entry_of,
-    key_place,
     make_ring,
     make_walk,
     product,
-    query_place,
     store_tile,
 )
-from .pieces import INF, LOG2E, place, rows_layout
-from .rings import FAR, allocate_barriers
+from .backward_statistics import RowStatistics, placed_statistics
+from .copies import copy_in
+from .pieces import place, rows_layout
+from .rings import allocate_barriers
 
 
 @aggregate
@@ -77,105 +75,6 @@ class QueryProgram:
     def rows(self, PART: gl.constexpr, LAYOUT: gl.constexpr):
         """The 64 query positions of part ``PART``."""
         return self.first + PART * 64 + gl.arange(0, 64, LAYOUT)
-
-
-@aggregate
-class RowStatistics:
-    """Where the shift of P and delta are, and what they are made of where this pass makes them.
-
-    out [rows, DV] has unit last stride; lse is contiguous. With ``PLACED`` all pointers are those of the first row already.
-    """
-
-    shift: gl.tensor
-    delta: gl.tensor
-    stride_stat: gl.tensor
-    out: gl.tensor
-    lse: gl.tensor
-    dlse: gl.tensor
-    stride_ob: gl.tensor
-    stride_oh: gl.tensor
-    stride_om: gl.tensor
-    stride_dlseb: gl.tensor
-    stride_dlseh: gl.tensor
-    stride_dlsem: gl.tensor
-    n_rows: gl.tensor
-    H: gl.tensor
-    DV: gl.constexpr
-    HAS_DLSE: gl.constexpr
-    MAKE: gl.constexpr
-    PLACED: gl.constexpr
-
-    @gluon.constexpr_function
-    def __init__(
-        self, shift, delta, stride_stat, out, lse, dlse, stride_ob, stride_oh, stride_om,
-        stride_dlseb, stride_dlseh, stride_dlsem, n_rows, H, DV, HAS_DLSE, MAKE, PLACED,
-    ):  # fmt: skip
-        self.shift = shift
-        self.delta = delta
-        self.stride_stat = stride_stat
-        self.out = out
-        self.lse = lse
-        self.dlse = dlse
-        self.stride_ob = stride_ob
-        self.stride_oh = stride_oh
-        self.stride_om = stride_om
-        self.stride_dlseb = stride_dlseb
-        self.stride_dlseh = stride_dlseh
-        self.stride_dlsem = stride_dlsem
-        self.n_rows = n_rows
-        self.H = H
-        self.DV = gl.constexpr(DV)
-        self.HAS_DLSE = gl.constexpr(HAS_DLSE)
-        self.MAKE = gl.constexpr(MAKE)
-        self.PLACED = gl.constexpr(PLACED)
-
-    @gluon.jit
-    def start(self, b, h, stride_b, stride_h):
-        """Offset of a plane."""
-        offset = gl.to_tensor(0).to(gl.int64)
-        if not self.PLACED:
-            offset = b.to(gl.int64) * stride_b + h.to(gl.int64) * stride_h
-        return offset
-
-    @gluon.jit
-    def load(self, b, h, rows):
-        """(shift, delta) of rows; planes are padded, so that no row of a tile is past the end."""
-        plane = b * self.H + h
-        if self.PLACED:
-            plane = plane * 0
-        plane = plane.to(gl.int64) * self.stride_stat
-        return gl.load(self.shift + plane + rows), gl.load(self.delta + plane + rows)
-
-    @gluon.jit
-    def load_out(self, b, h, rows, columns):
-        """[rows, columns] of out, zeros past its ends."""
-        wide = self.start(b, h, self.stride_ob, self.stride_oh)
-        at = self.out + wide + rows.to(gl.int64)[:, None] * self.stride_om + columns[None, :]
-        return gl.load(at, mask=(rows < self.n_rows)[:, None] & (columns < self.DV)[None, :], other=0.0)
-
-    @gluon.jit
-    def make(self, b, h, rows, out, dout):
-        """(shift, delta) of rows from [rows, columns] of out and dout, stored for the pass over keys.
-
-        As ``rows_kernel``: dead rows and rows past the end have shift +inf and delta 0.
-        """
-        exists = rows < self.n_rows
-        delta = gl.sum(out.to(gl.float32) * dout.to(gl.float32), 1)
-        if self.HAS_DLSE:
-            wide = self.start(b, h, self.stride_dlseb, self.stride_dlseh)
-            at = self.dlse + wide + rows.to(gl.int64) * self.stride_dlsem
-            delta -= gl.load(at, mask=exists, other=0.0)
-        plane = b * self.H + h
-        if self.PLACED:
-            plane = plane * 0
-        lse = gl.load(self.lse + plane.to(gl.int64) * self.n_rows + rows, mask=exists, other=-INF)
-        dead = lse == -INF
-        shift = gl.where(dead, INF, lse * LOG2E)
-        delta = gl.where(dead, 0.0, delta)
-        stat = plane.to(gl.int64) * self.stride_stat
-        gl.store(self.shift + stat + rows, shift)
-        gl.store(self.delta + stat + rows, delta)
-        return shift, delta
 
 
 @gluon.jit
@@ -307,34 +206,6 @@ def walk_keys(first, M, N, left, right, BLOCK_N: gl.constexpr, BANDED: gl.conste
 
 
 @gluon.jit
-def read_entry(
-    tiles, bounds, slot, b, n_slots, stride_stat, H, PACKED: gl.constexpr, HAS_BOUNDS: gl.constexpr
-):
-    """(sequence, first query, keys, walk, ``Listed``) of a tile of queries, see ``listing``."""
-    entry = entry_of(tiles, slot, b, n_slots)
-    first = gl.load(entry + 2)
-    n_rows = gl.load(entry + 3)
-    row = gl.load(entry + 4)
-    n_keys = gl.load(entry + 5)
-    stop = gl.load(entry + 10)
-    walk = make_walk(gl.load(entry + 7), gl.load(entry + 8), gl.load(entry + 9), stop, stop, 1, False)
-    if HAS_BOUNDS:
-        bounds += row.to(gl.int64) * 2
-    if PACKED:
-        b = gl.load(entry)
-        k_row = gl.load(entry + 6)
-        # rows of statistics lie by tiles
-        stat = (slot * 128 - first).to(gl.int64)
-        listed = Listed(
-            row + n_rows, FAR - n_rows, k_row + n_keys, FAR - n_keys, stat, bounds, n_rows, HAS_BOUNDS
-        )
-    else:
-        none = b * 0
-        listed = Listed(b, none, b, none, (b * H).to(gl.int64) * stride_stat, bounds, n_rows, HAS_BOUNDS)
-    return b, first, n_keys, walk, listed
-
-
-@gluon.jit
 def make_query_program(
     q_desc, k_desc, v_desc, do_desc, slopes, tiles, bounds, stride_stat, stride_slopeb, stride_slopeh,
     M, N, H, left, right, n_slots, n_planes, together, scale, cap, unit,
@@ -349,7 +220,7 @@ def make_query_program(
     b = plane // H
     h = plane % H
     if LISTED:
-        b, first, N, walk, listed = read_entry(
+        b, first, N, walk, listed = read_query_entry(
             tiles, bounds, slot, b, n_slots, stride_stat, H, PACKED, HAS_BOUNDS
         )
         offset = N - listed.n_rows
@@ -372,24 +243,6 @@ def make_query_program(
     fence_async_shared()
     return QueryProgram(
         q, dout, k, v, ready, walk, score, slope, b, h, first, offset, listed, LISTED, BLOCK_N, WIDTH, PIPELINED
-    )  # fmt: skip
-
-
-@gluon.jit
-def placed_statistics(
-    program, shift, delta, stride_stat, out, lse, dlse, stride_oh, stride_om, stride_dlseh, stride_dlsem, M,
-    DV: gl.constexpr, HAS_DLSE: gl.constexpr, MAKE: gl.constexpr,
-):  # fmt: skip
-    """``RowStatistics`` of packed rows, whose pointers are those of the first row of the program's sequence and head."""
-    listed = program.listed
-    h = program.h.to(gl.int64)
-    row = (listed.q_place - listed.n_rows).to(gl.int64)
-    stat = listed.stat + h * stride_stat
-    return RowStatistics(
-        shift + stat, delta + stat, stride_stat,
-        out + (h * stride_oh + row * stride_om), lse + (h * M + row), dlse + (h * stride_dlseh + row * stride_dlsem),
-        stride_oh, stride_oh, stride_om, stride_dlseh, stride_dlseh, stride_dlsem,
-        listed.n_rows, program.h, DV, HAS_DLSE, MAKE, True,
     )  # fmt: skip
 
 
