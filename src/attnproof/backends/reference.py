@@ -25,6 +25,7 @@ from .. import philox, scores
 from ..dtypes import narrow, storage_dtype, widen
 from ..errors import Unsupported
 from ..problem import GRADIENTS, Grads, Problem, Tensors
+from ..products import product
 from ..rows import Sequence, empty_like_rows, sequences
 
 Array = npt.NDArray[Any]
@@ -118,8 +119,8 @@ def _add_gradients(one: Materialised, tensors: Tensors, dout: Array, dlse: Array
     row = (do * one.out).sum(axis=1)
     if dlse is not None:
         row = row - np.where(np.isneginf(one.lse), 0, seq.queries(dlse)[h])
-    ds = one.p * (one.factor * (do @ v.T) - row[:, None])
-    seq.keys(sums.dv, g, 0, seq.n)[...] += (one.p * one.factor).T @ do
+    ds = one.p * (one.factor * product(do, v.T) - row[:, None])
+    seq.keys(sums.dv, g, 0, seq.n)[...] += product((one.p * one.factor).T, do)
     if problem.bias_shape is not None:
         scores.add_bias_gradient(sums.dbias, ds, seq.b, h, (0, seq.m), (0, seq.n))
     if problem.has_alibi:
@@ -128,8 +129,8 @@ def _add_gradients(one: Materialised, tensors: Tensors, dout: Array, dlse: Array
         sums.dsink[h] += scores.sink_gradient(scores.sink_logit(tensors.sink, h), one.lse, row)
     if problem.softcap:
         ds = ds * scores.softcap_derivative(one.capped, problem.softcap)
-    seq.queries(sums.dq)[h] = problem.scale * (ds @ k)
-    seq.keys(sums.dk, g, 0, seq.n)[...] += problem.scale * (ds.T @ q)
+    seq.queries(sums.dq)[h] = problem.scale * product(ds, k)
+    seq.keys(sums.dk, g, 0, seq.n)[...] += problem.scale * product(ds.T, q)
 
 
 def _pick(problem: Problem, needs: frozenset[str], grads: Grads) -> Grads:
@@ -145,7 +146,7 @@ def _head(seq: Sequence, head: int, allowed: Array, compute: npt.DTypeLike) -> M
         widen(seq.keys(x, head // problem.G, 0, seq.n), problem.dtype, compute)
         for x in (tensors.k, tensors.v)
     )
-    capped = problem.scale * (q @ k.T)
+    capped = problem.scale * product(q, k.T)
     if problem.softcap:
         capped = scores.softcap(capped, problem.softcap)
     s = capped
@@ -158,7 +159,7 @@ def _head(seq: Sequence, head: int, allowed: Array, compute: npt.DTypeLike) -> M
     s = np.where(allowed, s, -np.inf)
     p, lse = _softmax(s, scores.sink_logit(tensors.sink, head))
     factor = _dropout_factor(seq, head)
-    return Materialised(seq, head, capped, s, p, factor, (p * factor) @ v, lse)
+    return Materialised(seq, head, capped, s, p, factor, product(p * factor, v), lse)
 
 
 def _softmax(s: Array, sink: float) -> tuple[Array, Array]:

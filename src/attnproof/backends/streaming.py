@@ -30,6 +30,7 @@ from ..errors import Unsupported
 from ..masks import FULL, SKIP, classify
 from ..online_softmax import State
 from ..problem import Grads, Problem, Tensors
+from ..products import product
 from ..rows import Sequence, empty_like_rows, sequences
 
 Array = npt.NDArray[Any]
@@ -42,31 +43,12 @@ kind = "numpy"
 BLOCK_M = 128
 BLOCK_N = 128
 
-# multiply-adds of one product up to which OpenBLAS starts no threads, whatever their number
-ONE_THREAD = 2**18
-
 
 def why_not(problem: Problem) -> str | None:
     """Everything on the host is served."""
     if problem.device != "cpu":
         return f"reads host memory, and the tensors are on {problem.device}; use .cpu() or another backend"
     return None
-
-
-def product(a: Array, b: Array) -> Array:
-    """``a @ b`` in pieces of rows that BLAS computes in one thread.
-
-    With threads it may sum in another order: the forward must not depend on how many there are (SEMANTICS section 4).
-    """
-    (m, k), n = a.shape, b.shape[1]
-    rows = max(ONE_THREAD // max(n * k, 1), 1)
-    if rows >= m:
-        return a @ b
-    whole = m - m % rows
-    out = np.empty((m, n), a.dtype)
-    np.matmul(a[:whole].reshape(-1, rows, k), b, out=out[:whole].reshape(-1, rows, n))
-    np.matmul(a[whole:], b, out=out[whole:])
-    return out
 
 
 class Step(NamedTuple):
