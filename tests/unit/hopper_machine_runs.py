@@ -23,6 +23,7 @@ from attnproof.backends.triton.backprop import Given
 from attnproof.problem import Problem, Tensors
 
 KERNELS = BACKENDS / "hopper" / "kernels"
+SIZES: dict[str, Any] = {"H": 4, "Hkv": 2, "D": 16, "Dv": 16}
 CLOSE = 2e-5  # constants like ln 2 and the series of tanh are those of fp32
 
 
@@ -222,8 +223,8 @@ def packed(
     q: tuple[int, ...], k: tuple[int, ...], tail: tuple[int, int] = (0, 0), seed: int = 0, **more: Any
 ) -> Call:
     p = replace(
-        BASE, rows="packed", B=len(q), H=4, Hkv=2, M=max(q), N=max(k), tokens=(sum(q) + tail[0], sum(k) + tail[1]), scale=0.3,
-        **{"D": 16, "Dv": 16} | more,
+        BASE, rows="packed", B=len(q), M=max(q), N=max(k), tokens=(sum(q) + tail[0], sum(k) + tail[1]), scale=0.3,
+        **SIZES | more,
     )  # fmt: skip
     bounds = None
     if p.has_bounds:
@@ -234,7 +235,7 @@ def packed(
 
 
 def dense(m: int, n: int, seed: int = 0, lists: int = 1, **more: Any) -> Call:
-    p = replace(BASE, B=2, H=4, Hkv=2, M=m, N=n, scale=0.3, **{"D": 16, "Dv": 16} | more)
+    p = replace(BASE, B=2, M=m, N=n, scale=0.3, **SIZES | more)
     bounds = None
     if p.has_bounds:
         ids = np.sort(np.random.default_rng(seed).integers(0, 4, (lists, max(m, n))), 1)
