@@ -187,6 +187,7 @@ NB_MODULE(_kernels, m) {
   m.def("backward", &backward, nb::arg("problem"), nb::arg("tensors"), nb::arg("out"), nb::arg("lse"), nb::arg("dout"),
         nb::arg("dlse").none(), nb::arg("grads"), nb::arg("sink_dtype"), nb::arg("threads"), nb::arg("simd"),
         nb::arg("way"));
+  m.def("share_torch_threads", &share_torch_threads);
   m.def("targets", [] {
     nb::list names;
     for (const Kernels* each : usable_kernels()) names.append(nb::str(each->name));

@@ -1,5 +1,6 @@
 #include "pool.h"
 
+#include <dlfcn.h>
 #include <pthread.h>
 #include <sys/mman.h>
 
@@ -46,6 +47,10 @@ class Scratch {
   size_t size_ = 0;
 };
 
+// entry of an OpenMP runtime to a parallel region, as GCC and Clang compile it: body(data) on `threads` threads
+using Team = void (*)(void (*body)(void*), void* data, unsigned threads, unsigned flags);
+std::atomic<Team> team{nullptr};
+
 // state of one job; workers hold it by shared_ptr, so a late worker never sees a dead one
 struct Running {
   explicit Running(const Job& j) : job(j) {}
@@ -68,14 +73,76 @@ class Pool {
  public:
   bool run(const Job& job, int threads, const Interrupt& interrupted) {
     const int helpers = int(std::min<int64_t>(threads, job.items)) - 1;
-    auto running = std::make_shared<Running>(job);
+    const size_t bytes = std::max<size_t>(job.scratch, 1);
     std::unique_lock<std::mutex> turn(busy_, std::try_to_lock);
     // another Python thread is computing already: the machine is in use, this call runs on its own thread
-    if (helpers < 1 || !turn.owns_lock()) {
+    if (!turn.owns_lock()) {
       Scratch own;
-      return drain(*running, own.at_least(std::max<size_t>(job.scratch, 1)), interrupted);
+      Running alone(job);
+      return drain(alone, own.at_least(bytes), interrupted);
     }
-    start(helpers, job.scratch);
+    // memory is taken here, where an exception has somewhere to go
+    caller_.at_least(bytes);
+    while (int(scratch_.size()) < helpers) scratch_.push_back(std::make_unique<Scratch>());
+    for (int id = 0; id < helpers; ++id) scratch_[size_t(id)]->at_least(bytes);
+    if (helpers < 1) {
+      Running alone(job);
+      return drain(alone, caller_.at_least(1), interrupted);
+    }
+    if (const Team shared = team.load()) return with_team(shared, job, threads, helpers, interrupted);
+    return with_workers(job, helpers, interrupted);
+  }
+
+ private:
+  struct Region {
+    Pool* pool;
+    Running running;
+    const Interrupt& interrupted;
+    int helpers;
+    std::thread::id caller;
+    bool finished = true;
+  };
+
+  // always on all of torch's threads: a smaller team would end those that it leaves out
+  bool with_team(Team shared, const Job& job, int threads, int helpers, const Interrupt& interrupted) {
+    Region region{this, Running(job), interrupted, helpers, std::this_thread::get_id()};
+    shared(in_region, &region, unsigned(threads), 0);
+    return region.finished;
+  }
+
+  static void in_region(void* data) {
+    Region& region = *static_cast<Region*>(data);
+    Running& running = region.running;
+    if (std::this_thread::get_id() == region.caller) {
+      region.finished = drain(running, region.pool->caller_.at_least(1), region.interrupted);
+      wait(running, region);
+      return;
+    }
+    running.active.fetch_add(1);
+    const int seat = running.seats.fetch_add(1);
+    if (seat < region.helpers)
+      while (running.step(region.pool->scratch_of(size_t(seat)))) {
+      }
+    running.active.fetch_sub(1, std::memory_order_release);
+  }
+
+  // the region ends with a barrier that knows of no signals: they are looked for here
+  static void wait(Running& running, Region& region) {
+    auto last = Clock::now();
+    while (running.active.load(std::memory_order_acquire) > 0) {
+      std::this_thread::yield();
+      const auto now = Clock::now();
+      if (now - last < kSignalPeriod) continue;
+      last = now;
+      if (!region.interrupted()) continue;
+      running.stop = true;
+      region.finished = false;
+    }
+  }
+
+  bool with_workers(const Job& job, int helpers, const Interrupt& interrupted) {
+    auto running = std::make_shared<Running>(job);
+    start(helpers);
     running->seats = helpers;
     {
       std::lock_guard<std::mutex> hold(mutex_);
@@ -83,7 +150,7 @@ class Pool {
       ++generation_;
     }
     wake_.notify_all();
-    bool finished = drain(*running, caller_.at_least(std::max<size_t>(job.scratch, 1)), interrupted);
+    bool finished = drain(*running, caller_.at_least(1), interrupted);
     running->seats = 0;
     {
       std::lock_guard<std::mutex> hold(mutex_);
@@ -101,7 +168,6 @@ class Pool {
     return finished;
   }
 
- private:
   static bool drain(Running& running, char* scratch, const Interrupt& interrupted) {
     auto last = Clock::now();
     while (running.step(scratch)) {
@@ -116,14 +182,8 @@ class Pool {
     return true;
   }
 
-  void start(int helpers, size_t scratch) {
-    while (int(scratch_.size()) < helpers) {
-      scratch_.push_back(std::make_unique<Scratch>());
-      const size_t id = scratch_.size() - 1;
-      std::thread([this, id] { work(id); }).detach();
-    }
-    // memory is taken here, where an exception has somewhere to go
-    for (int id = 0; id < helpers; ++id) scratch_[size_t(id)]->at_least(std::max<size_t>(scratch, 1));
+  void start(int helpers) {
+    for (; workers_ < size_t(helpers); ++workers_) std::thread([this, id = workers_] { work(id); }).detach();
   }
 
   void work(size_t id) {
@@ -155,6 +215,7 @@ class Pool {
   std::condition_variable wake_, done_;
   std::shared_ptr<Running> current_;
   uint64_t generation_ = 0;
+  size_t workers_ = 0;
   std::vector<std::unique_ptr<Scratch>> scratch_;
   Scratch caller_;
 };
@@ -167,7 +228,10 @@ Pool& the_pool() {
   std::call_once(once, [] {
     pool = new Pool;
     // threads do not survive a fork: the child starts with a new pool and forgets the old one
-    pthread_atfork(nullptr, nullptr, [] { pool = new Pool; });
+    pthread_atfork(nullptr, nullptr, [] {
+      pool = new Pool;
+      team = nullptr;
+    });
   });
   return *pool.load();
 }
@@ -177,6 +241,15 @@ Pool& the_pool() {
 bool run_job(const Job& job, int threads, const Interrupt& interrupted) {
   if (job.items == 0) return true;
   return the_pool().run(job, std::max(threads, 1), interrupted);
+}
+
+bool share_torch_threads() {
+  the_pool();  // so that a child knows that it has no team
+  void* torch = dlopen("libtorch_cpu.so", RTLD_LAZY | RTLD_NOLOAD);
+  if (!torch) return false;
+  team = reinterpret_cast<Team>(dlsym(torch, "GOMP_parallel"));  // its own, or that of what it links to
+  dlclose(torch);
+  return team.load() != nullptr;
 }
 
 }  // namespace attn

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import multiprocessing
 import os
 import sys
 from typing import Any
@@ -12,6 +13,7 @@ from ...errors import BackendMissing, ShapeError, expected
 
 SIMD = "ATTNPROOF_SIMD"
 THREADS = "ATTNPROOF_NUM_THREADS"
+POOL = "ATTNPROOF_POOL"
 
 
 @functools.cache
@@ -69,10 +71,25 @@ def simd() -> str:
     return _checked(wanted) if wanted else ""
 
 
+@functools.cache
+def shares_torch_threads() -> bool:
+    """Torch is loaded: do our calls run on its threads from now on? Decided once, and False again in a forked child.
+
+    A child of ``multiprocessing`` may have been forked after torch had used its threads, which are gone then.
+    """
+    given = os.environ.get(POOL, "")
+    if given not in ("", "own"):
+        raise ShapeError(expected(POOL, "own or nothing", repr(given)))
+    if given or multiprocessing.parent_process() is not None:
+        return False
+    return bool(kernels().share_torch_threads())
+
+
 def threads() -> int:
     """torch's thread count where torch is loaded, else ``ATTNPROOF_NUM_THREADS``, else the usable processors."""
     torch = sys.modules.get("torch")
     if torch is not None and hasattr(torch, "get_num_threads"):
+        shares_torch_threads()
         return int(torch.get_num_threads())
     given = os.environ.get(THREADS)
     if given is None:
