@@ -4,11 +4,13 @@ Usage: gpu.py [parity] [cases] [sanitizer] [twin] [measure] [bars]     (all of t
 
 ``twin`` runs the source of the MI50 kernels as CUDA: it tests their algorithm and says nothing about an AMD GPU.
 
-Records go to results/<device>/; a stage that fails stops the run, so no time is written for a wrong kernel.
+Records go to results/<device>/; a stage that fails stops the run, so no time is written for a wrong kernel. The record of
+stages keeps what earlier runs at the same commit said of stages that were not asked for again.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -17,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from gpu_record import ROOT, folder, write
+from gpu_record import ROOT, folder, records, write
 
 # stages of one line run side by side: they mostly compile
 ORDER = (("parity", "cases"), ("sanitizer",), ("twin",), ("measure",), ("bars",))
@@ -139,6 +141,19 @@ def _workers() -> list[str]:
     return ["-n", str(min(12, os.cpu_count() or 1)), "-p", "no:benchmark"] if find_spec("xdist") else []
 
 
+def earlier(into: Path, wanted: list[str]) -> list[dict[str, Any]]:
+    """Rows of the record of stages that still hold: of this very commit, and of stages that do not run again now."""
+    path, now = into / "stages.json", records.environment("cuda")
+    if not path.is_file():
+        return []
+    document = json.loads(path.read_text())
+    then = document["environment"]
+    same = all(then[name] == now[name] for name in ("commit", "device", "versions"))
+    if then["dirty"] or now["dirty"] or not same:
+        return []
+    return [row for row in document["results"] if row["stage"] not in wanted]
+
+
 def main() -> None:
     import torch
 
@@ -147,6 +162,7 @@ def main() -> None:
         sys.exit(f"stages: expected some of {', '.join(STAGES)}, got {', '.join(sorted(unknown))}")
     into = ROOT / "results" / folder(torch.cuda.get_device_name())
     results: list[dict[str, Any]] = []
+    held = earlier(into, wanted)
     for line in ORDER:
         together = [stage for stage in line if stage in wanted]
         with ThreadPoolExecutor(len(line)) as pool:
@@ -155,7 +171,7 @@ def main() -> None:
             results.append({"candidate": "attnproof", "stage": stage, "passed": code == 0})
             print(f"{stage}: {'passed' if code == 0 else 'FAILED'}", flush=True)
         # after each line, so that a run that is cut short has said what it knows
-        write("device", "stages", {"command": "make gpu", "stages": wanted}, results, Path(into))
+        write("device", "stages", {"command": "make gpu", "stages": wanted}, [*held, *results], into)
         if any(codes):
             break
     sys.exit(0 if all(r["passed"] for r in results) else 1)

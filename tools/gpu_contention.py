@@ -2,10 +2,12 @@
 
 Usage: gpu_contention.py [CALLS] [PROCESSES] [matmul|self|contexts]
 
-Every configuration of the Hopper forward, and variants of the ones in doubt, runs alone, where it must repeat its bits; then
+Every configuration of the Hopper kernels, and variants of the forward, runs alone, where it must repeat its bits; then
 CALLS times while PROCESSES others multiply matrices, run the same kernel, or come and go (``contexts``). Outputs start
 from a mark, so that rows that nobody wrote are told from rows that are wrong. ``triton``, SDPA flash and cuDNN are held to
-the same. Prints what was wrong, where, and the tile counters after it; ends with 1 if anything was.
+the same. Prints what was wrong, where, and the tile counters after it; ends with 1 if anything was. What it is for: an
+mbarrier in memory that tiles had taken over (``offline.idle_mbarriers``) made results wrong, most of the time beside others
+and hardly ever alone.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from typing import Any
 import torch
 
 import gpu_record  # noqa: F401  (puts the package of this checkout on the path)
+from attnproof.backends import hopper
 from attnproof.backends.hopper import arguments as args
 from attnproof.backends.hopper import configs, counters, launch
 from attnproof.backends.triton import launch as portable
@@ -56,6 +59,15 @@ CASES = (
     Case("128 causal", 128, 16384, True),
     Case("128 causal, named", 128, 16384, True, {"named_release": True}),
     Case("256 causal", 256, 16384, True),
+)
+
+
+GRADIENTS = tuple(
+    (d, causal, deterministic)
+    for d in (64, 128, 256)
+    for causal in (False, True)
+    for deterministic in (True, False)
+    if deterministic or d <= 128
 )
 
 
@@ -169,10 +181,61 @@ def alone_then_not(case: Case, calls: int, go: Any) -> int:
                 print(f"  call {at}: counters {pair} {describe(got, right, plan)}", flush=True)
     took = (time.time() - began) / calls * 1e3
     print(f"{case.name}: {bad} of {calls} wrong, {took:.1f} ms a call", flush=True)
+    bad += not steady
     if not case.change:
         bad += controls(problem, tensors, case, max(calls // 4, 1))
     go.clear()
     return bad
+
+
+def backward(d: int, causal: bool, deterministic: bool) -> Callable[[], list[Any]]:
+    """A call for the gradients; dq of the pass with atomics is rounded to what two orders of its sums agree on."""
+    torch.manual_seed(d)
+    q, k, v, dout = (
+        torch.randn(2, 2048 // d, 8192, d, device="cuda", dtype=torch.bfloat16) for _ in range(4)
+    )
+    problem, tensors = bind(q, k, v, Options(causal=causal))
+    out, lse = portable.forward(problem, tensors)
+    problem = replace(problem, deterministic=deterministic)
+
+    def run() -> list[Any]:
+        got = hopper.backward(problem, tensors, out, lse, dout, None, frozenset("qkv"))
+        return [got.dq if deterministic else coarse(got.dq), got.dk, got.dv]
+
+    return run
+
+
+def coarse(x: Any) -> Any:
+    """Steps of a 64th of the largest value of each row."""
+    return (x.float() / x.float().abs().amax(-1, keepdim=True).clamp_min(1e-9) * 64).round() / 64
+
+
+def near(got: list[Any], right: list[Any]) -> bool:
+    """The same bits; of what is coarse, at most one step apart."""
+    steps = [(x.float() - y.float()).abs().max().item() for x, y in zip(got, right, strict=True)]
+    return all(
+        step <= (1 / 32 if x.dtype == torch.float32 else 0) for step, x in zip(steps, got, strict=True)
+    )
+
+
+def backward_alone_then_not(d: int, causal: bool, deterministic: bool, calls: int, go: Any) -> int:
+    """How often gradients were wrong beside others."""
+    name = f"backward {d} {'causal' if causal else 'full'}{'' if deterministic else ', one pass'}"
+    run = backward(d, causal, deterministic)
+    right = run()
+    steady = all(near(run(), right) for _ in range(10))
+    go.set()
+    time.sleep(0.5)
+    bad = sum(not near(run(), right) for _ in range(calls))
+    go.clear()
+    print(f"{name}: alone {'steady' if steady else 'NOT STEADY'}; {bad} of {calls} wrong", flush=True)
+    return bad + (not steady)
+
+
+def warm_backward(at: tuple[int, bool, bool]) -> None:
+    """Compile in a worker."""
+    backward(*at)()
+    torch.cuda.synchronize()
 
 
 def controls(problem: Any, tensors: Any, case: Case, calls: int) -> int:
@@ -206,6 +269,7 @@ def main() -> None:
     spawn = multiprocessing.get_context("spawn")
     with spawn.Pool(8) as pool:
         said = pool.map(warm, CASES, chunksize=1)
+        pool.map(warm_backward, GRADIENTS, chunksize=1)
     for line in filter(None, said):
         print(line, flush=True)
     go, stop = spawn.Event(), spawn.Event()
@@ -215,6 +279,7 @@ def main() -> None:
     try:
         todo = [case for case, failed in zip(CASES, said, strict=True) if not failed]
         wrong = sum(alone_then_not(case, calls, go) for case in todo)
+        wrong += sum(backward_alone_then_not(*at, calls, go) for at in GRADIENTS)
     finally:
         stop.set()
         for other in others:

@@ -1,6 +1,6 @@
 """Which backend serves a call: the first in a documented order that has no reason to refuse.
 
-``auto`` never picks ``reference``, nor for now ``hopper``. A *named* backend that refuses raises ``Unsupported`` with
+``auto`` never picks ``reference``, which is slow by intent. A *named* backend that refuses raises ``Unsupported`` with
 its own sentence: there is no silent fallback. ``explain`` shows the whole table.
 """
 
@@ -17,9 +17,7 @@ from .problem import Grads, Problem, Tensors
 
 # fastest first; the oracle last
 ORDER = ("hopper", "triton", "dot2", "native", "streaming", "math", "reference")
-# reference: slow by intent. hopper: three results were wrong while other processes shared the card, and the cause is not
-# known yet (docs/09_gpu.md); until it is, only who names it gets it.
-NEVER_AUTO = frozenset({"reference", "hopper"})
+NEVER_AUTO = frozenset({"reference"})
 
 
 def backends() -> tuple[str, ...]:

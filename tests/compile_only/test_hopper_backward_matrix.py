@@ -14,7 +14,13 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("triton.experimental.gluon")
 
-from attnproof.backends.hopper import backward_configs, backward_matrix, compile_matrix, offline
+from attnproof.backends.hopper import (
+    backward_configs,
+    backward_matrix,
+    backward_offline,
+    compile_matrix,
+    offline,
+)
 
 RECORD = Path(__file__).parents[2] / "results" / "compile" / f"hopper-backward-{compile_matrix.minor()}.json"
 NAMES = ("kernel", "D", "variant", "dtype")
@@ -42,6 +48,15 @@ def test_the_machine_code_of_a_shipped_kernel_is_as_recorded(job: backward_matri
         assert row["fits"]
         if row["wgmma"]:
             assert set(registers) <= set(row["splits"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("job", backward_matrix.covering(), ids=lambda job: f"{job.width}-{job.variant}")
+def test_no_mbarrier_is_made_in_memory_that_tiles_take_over(job: backward_matrix.Job) -> None:
+    """The pass with atomics made a ring of barriers for stages that are handed back with those of another."""
+    for launch in backward_offline.launches(job.problem()):
+        code = backward_offline.compile_launch(launch).asm["ttgir"]
+        assert [] == offline.idle_mbarriers(code), launch.kernel.fn.__name__
 
 
 def test_the_record_is_whole_and_launchable() -> None:

@@ -10,7 +10,8 @@ import pytest
 from typer.testing import CliRunner
 
 from attnproof.cli._app import build
-from attnproof.verify import findings
+from attnproof.verify import findings, tiers
+from attnproof.verify.mutants import catalogue
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "05_verify_your_kernel.md").read_text(encoding="utf-8")
@@ -69,3 +70,18 @@ def test_every_finding_runs_and_says_what_it_saw(finding: findings.Finding) -> N
         else {"reproduced", "gone"}
     )
     assert seen.status in expected, (seen.got, seen.right, seen.why)
+
+
+def test_the_page_says_of_the_judge_what_the_records_say() -> None:
+    """Every mutant of today's set dies in standard, and no correct kernel was flagged over 20 seeds."""
+    folder = ROOT / "results" / "cpu"
+    matrix = json.loads((folder / "kill-matrix.json").read_text())
+    standard = {case.id for case in tiers.cases("standard")} | {"guards"}
+    dead = {entry["candidate"] for entry in matrix["results"] if entry["case"] in standard}
+    assert (catalogue.digest(), []) == (matrix["protocol"]["mutant_set"], matrix["protocol"]["survivors"])
+    assert {operator.name for operator in catalogue.OPERATORS} == dead
+    alarms = json.loads((folder / "false-alarms.json").read_text())["protocol"]
+    assert ("standard", 0) == (alarms["tier"], alarms["alarms"])
+    assert alarms["seeds"] >= 20
+    sentence = f"All {len(dead)} broken kernels die in `standard`, and none of {alarms['judged']} results of correct kernels"
+    assert sentence in PAGE.replace("\n", " ")

@@ -5,6 +5,7 @@ The suite of all backends runs on it as well; this knows where its tiles end.
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
@@ -21,7 +22,7 @@ from tests.parity.tolerance import expected  # noqa: E402
 
 from attnproof.backends import hopper  # noqa: E402
 
-from .hopper_cases import CASES, WIDTHS, dense  # noqa: E402
+from .hopper_cases import BOUNDS_CASES, CASES, PACKED_CASES, WIDTHS, dense  # noqa: E402
 
 TARGET = Target("hopper", "torch", "cuda")
 # a barrier that nobody reaches hangs: pytest-timeout ends the run and names the case
@@ -54,6 +55,64 @@ def hold(target: Target, case: Case) -> None:
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_every_configuration_agrees_with_float64_and_repeats(case: Case) -> None:
     hold(TARGET, case)
+
+
+@pytest.fixture
+def on_trial(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is refused until it has run on a device must run here, forward and backward, where it is asked for: a hang takes
+    the device with it.
+    """
+    if hopper.ON_TRIAL and not os.environ.get("ATTNPROOF_TEST_TRIAL"):
+        pytest.skip("on trial: set ATTNPROOF_TEST_TRIAL=1 to run it")
+    from attnproof.backends.hopper import backprop
+
+    monkeypatch.setattr(hopper, "ON_TRIAL", frozenset())
+    monkeypatch.setattr(backprop, "ON_TRIAL", frozenset())
+    monkeypatch.setattr(backprop, "_routes", {})
+
+
+@pytest.mark.usefixtures("on_trial")
+@pytest.mark.parametrize("case", (*PACKED_CASES, *BOUNDS_CASES), ids=str)
+def test_packed_and_bounds_forward_agrees_with_float64_and_repeats(case: Case) -> None:
+    right = expected(case, TARGET.half_operands)
+    found = [bits(check_forward(Call(TARGET, case), right)) for _ in range(2)]
+    assert all(torch.equal(x, y) for x, y in zip(*found, strict=True))
+
+
+@pytest.mark.usefixtures("on_trial")
+@pytest.mark.parametrize("case", (*PACKED_CASES, *BOUNDS_CASES), ids=str)
+def test_packed_and_bounds_gradients_agree_with_float64_and_repeat(case: Case) -> None:
+    right = expected(case, TARGET.half_operands)
+    found = [bits(check_gradients(Call(TARGET, case), right)) for _ in range(2)]
+    assert all(torch.equal(x, y) for x, y in zip(*found, strict=True))
+
+
+@pytest.mark.usefixtures("on_trial")
+@pytest.mark.parametrize("gradients", [False, True])
+@pytest.mark.parametrize("width", WIDTHS)
+def test_packed_rows_never_see_or_touch_the_next_sequence(width: int, gradients: bool) -> None:
+    """A block that runs over a sequence's end must read zeros there, and store nothing."""
+    from attnproof import attention_varlen_with_lse
+
+    lengths = [100, 70, 129, 1, 200]
+    cu = torch.tensor([0, *lengths], device="cuda").cumsum(0).to(torch.int32)
+    made = [torch.randn(sum(lengths), 4, width, device="cuda", dtype=torch.bfloat16) for _ in range(4)]
+
+    def run(*arrays: Any) -> list[Any]:
+        *qkv, dout = (x.clone().requires_grad_(gradients) for x in arrays)
+        out, lse = attention_varlen_with_lse(*qkv, cu, cu, causal=True, backend=hopper.name)
+        grads = torch.autograd.grad(out, qkv, dout.detach()) if gradients else ()
+        return [out, lse.mT, *grads]
+
+    right = run(*made)
+    poisoned = [x.clone() for x in made]
+    for x in poisoned:
+        x[cu[1] : cu[2]] = torch.nan
+        x[cu[3] : cu[4]] = torch.inf
+    found = run(*poisoned)
+    for start, stop in ((0, 1), (2, 3), (4, 5)):
+        for x, y in zip(right, found, strict=True):
+            assert torch.equal(x[cu[start] : cu[stop]], y[cu[start] : cu[stop]])
 
 
 @pytest.mark.parametrize("width", WIDTHS)

@@ -11,7 +11,7 @@ import attnproof
 from attnproof import dispatch
 from attnproof.problem import Bound, Options, bind, bind_decode, bind_varlen
 
-from .oracle import segment
+from .oracle import document, segment
 from .problems import OFFSET, SEED, Array, Case, draw
 from .targets import Target, values
 
@@ -201,5 +201,8 @@ def mask_of(case: Case) -> Any:
         return attnproof.prefix([3 + 5 * b for b in range(case.B)])
     if case.mask == "segments":
         ids = np.array([segment(i) for i in range(max(case.M, case.N))])
+        return attnproof.segments(ids[: case.M], ids[: case.N])
+    if case.mask == "documents":
+        ids = np.array([document(i) for i in range(max(case.M, case.N))])
         return attnproof.segments(ids[: case.M], ids[: case.N])
     return None

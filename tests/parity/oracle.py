@@ -60,12 +60,19 @@ def visible(case: Case, b: int, m: int, n: int) -> Array:
         seen &= (at <= 0) | (j < 3 + 5 * b)
     if case.mask == "segments":
         seen &= np.vectorize(segment)(i) == np.vectorize(segment)(j)
+    if case.mask == "documents":
+        seen &= np.vectorize(document)(i) == np.vectorize(document)(j)
     return seen
 
 
 def segment(position: int) -> int:
     """Uneven segments: 0..9, 10..13, 14..."""
     return int(position >= 10) + int(position >= 14)
+
+
+def document(position: int) -> int:
+    """Segments around tiles of 64 and 128: up to 99, 127, 349, 350, 650, and the rest."""
+    return sum(int(position >= start) for start in (100, 128, 350, 351, 651))
 
 
 class Policy(NamedTuple):

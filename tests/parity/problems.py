@@ -45,7 +45,7 @@ class Case:
     alibi_dtype: str = "float32"
     sink: bool = False
     sink_dtype: str = ""
-    mask: str = ""  # prefix, prefixes, segments
+    mask: str = ""  # prefix, prefixes, segments, documents
     spread: float = 1.0  # standard deviation of q and k
 
     def __str__(self) -> str:

@@ -17,6 +17,7 @@ import pytest
 
 import attnproof
 from attnproof import dispatch
+from attnproof.backends import hopper
 from attnproof.problem import Options, Problem, bind
 
 from .problems import Array, Case
@@ -28,12 +29,13 @@ REFUSES: dict[str, Callable[[Problem], bool]] = {
     "triton": lambda problem: problem.dtype == "float64" or max(problem.D, problem.Dv) > 256,
     "hopper": lambda problem: (
         problem.dtype not in ("float16", "bfloat16")
-        or problem.rows != "dense"
+        or problem.rows not in ("dense", "packed")
+        or (problem.rows == "packed" and "packed" in hopper.ON_TRIAL)
         or not (0 < problem.D <= 256 and 0 < problem.Dv <= 256)
         or problem.Dv % 8 != 0
         or problem.has_bias
         or problem.has_keep
-        or problem.has_bounds
+        or (problem.has_bounds and "bounds" in hopper.ON_TRIAL)
         or problem.dropout_p > 0
     ),
 }

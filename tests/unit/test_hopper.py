@@ -214,9 +214,11 @@ def test_the_arguments_of_a_launch_are_those_of_the_kernel() -> None:
     values = (*arguments.factors(problem, facts), *arguments.numbers(problem, facts, tensors))
     kernel: Any = launch.forward_kernel
     names = kernel.arg_names
-    assert ["q", "k", "v", "out", "lse", "counter", "slopes", "sink"] == names[: 4 + launch.POINTERS]
-    assert ["C"] == names[4 + launch.POINTERS + len(values) :]
-    given = dict(zip(names[4 + launch.POINTERS :], values, strict=False))
+    first = 4 + launch.POINTERS + 2
+    arrays = ["q", "k", "v", "out", "lse", "counter", "slopes", "sink", "tiles", "bounds"]
+    assert arrays == names[:first]
+    assert ["C"] == names[first + len(values) :]
+    given = dict(zip(names[first:], values, strict=False))
     expected = {
         "cap": 2.0,
         "lift": 4.0,

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from attnproof.cases import Case, find
-from attnproof.verify import cabi, loaders, session, suite, tiers
+from attnproof.verify import cabi, loaders, steps, suite, tiers
 from attnproof.verify.adapters import external
 from attnproof.verify.candidate import Candidate, Outputs, Skip, Traits, keywords, refusal, split_result
 
@@ -197,7 +197,7 @@ def test_refusals_name_what_is_missing() -> None:
 def test_a_kernel_for_one_dtype_gets_the_cases_in_that_dtype() -> None:
     """A tier of bfloat16 cases must not shrink to nothing for a float16 kernel."""
     half = Candidate("half", lambda inputs: Outputs({}), Traits(dtypes=("float16",)))
-    assert session.served(find("normal-128/bfloat16"), half).id == "normal-128/float16"
+    assert steps.served(find("normal-128/bfloat16"), half).id == "normal-128/float16"
 
 
 def test_external_kernels_that_are_not_installed_are_skipped_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

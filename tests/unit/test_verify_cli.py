@@ -24,6 +24,8 @@ def attention(q, k, v, *, causal, scale, mask=None):
 attention.attnproof = {{"arrays": "numpy", "numerics": "precise", "dtypes": ["float16"]}}
 """
 
+POISON = "raise RuntimeError('CUDA error: misaligned address')"
+
 Run = Callable[..., Result]
 
 
@@ -158,6 +160,9 @@ def test_findings_are_run_and_recorded(run: Run, monkeypatch: pytest.MonkeyPatch
         findings.Finding(name="raises", code="raise RuntimeError('no more')", **base),
         findings.Finding(name="absent", code="", **(base | {"needs": ("no_such_package",)})),
         findings.Finding(name="gpu", code="", device="cuda", **base),
+        findings.Finding(name="dies", code="import os; os.abort()", crashes=True, **base),
+        findings.Finding(name="poisons", code=POISON, crashes=True, **base),
+        findings.Finding(name="survives", code="", crashes=True, **base),
     )
     monkeypatch.setattr(findings, "all_findings", lambda: made)
     result = run("findings", "--json", "found.json")
@@ -165,8 +170,8 @@ def test_findings_are_run_and_recorded(run: Run, monkeypatch: pytest.MonkeyPatch
     statuses = {
         entry["case"]: entry["status"] for entry in json.loads(Path("found.json").read_text())["results"]
     }
-    assert statuses["there"] == "FINDING"
-    assert statuses["gone"] == statuses["raises"] == "PASS"
+    assert statuses["there"] == statuses["dies"] == statuses["poisons"] == "FINDING"
+    assert statuses["gone"] == statuses["raises"] == statuses["survives"] == "PASS"
     assert statuses["absent"] == "SKIP"
     page = run("findings", "--markdown")
     assert "## there" in page.output

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from attnproof.cases import find, pool
-from attnproof.verify import guards, isolation, loaders, power, probes, selftest, session, suite
+from attnproof.cases import Case, find, pool
+from attnproof.verify import guards, isolation, loaders, power, probes, selftest, session, suite, tiers
+from attnproof.verify.blas import one_thread
 from attnproof.verify.candidate import Candidate, Outputs, Traits
 from attnproof.verify.inputs import FAR_REACH, GUARD, Inputs, build
 from attnproof.verify.mutants import kernel
@@ -68,6 +69,24 @@ def test_a_case_that_accepts_a_decoy_is_powerless() -> None:
     easy = find("edge-1x1/float16")
     assert easy.diagnostic
     assert "mean of v" in power.accepted(easy)
+
+
+def refused(cases: list[Case]) -> list[str]:
+    """The cases that count as proof although they accept a decoy."""
+    return [case.id for case in cases if not case.diagnostic and power.accepted(case, 0, suite.Answers())]
+
+
+def test_every_case_of_tier_standard_has_power_or_says_that_it_has_none() -> None:
+    """One that does neither makes every run of the tier leave with 5, whatever the kernel."""
+    with one_thread():
+        assert [] == refused(tiers.cases("standard"))
+
+
+@pytest.mark.slow
+def test_every_case_has_power_or_says_that_it_has_none() -> None:
+    heavy = ("many-heads", "long-keys-16384", "long-square-16384")
+    with one_thread():
+        assert [] == refused([case for case in pool() if case.name not in heavy])
 
 
 def test_a_run_with_a_powerless_case_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

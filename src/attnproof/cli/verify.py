@@ -21,6 +21,21 @@ MISSED_SHARE = 0.1  # of the broken kernels, by the smoke tier; `standard` misse
 DEFAULT_REPORT = Path("reports") / "verify.html"
 
 
+DeviceOption = Annotated[
+    str | None, typer.Option("--device", help="cpu or cuda; default: where the kernel runs.")
+]
+SeedOption = Annotated[int, typer.Option("--seed", help="Seed of the inputs.")]
+JobsOption = Annotated[
+    int | None,
+    typer.Option(
+        "--jobs",
+        "-j",
+        min=0,
+        help="Worker processes, 0 for none. Default: none on a CPU, up to 4 on a GPU.",
+    ),
+]
+
+
 @dataclass(frozen=True)
 class Output:
     """Where the results go."""
@@ -65,10 +80,9 @@ def verify(
     only: Annotated[
         str, typer.Option("--case", metavar="TEXT", help="Only cases whose id contains TEXT.")
     ] = "",
-    seed: Annotated[int, typer.Option("--seed", help="Seed of the inputs.")] = 0,
-    device: Annotated[
-        str | None, typer.Option("--device", help="cpu or cuda; default: where the kernel runs.")
-    ] = None,
+    seed: SeedOption = 0,
+    jobs: JobsOption = None,
+    device: DeviceOption = None,
     html: Annotated[Path, typer.Option("--html", metavar="PATH", help="The report.")] = DEFAULT_REPORT,
     junit: Annotated[Path | None, typer.Option("--junit", metavar="PATH", help="JUnit XML.")] = None,
     json_path: JsonOption = None,
@@ -90,8 +104,11 @@ def verify(
         raise ValueError(f"--case: expected a part of a case id of tier {chosen}, got {only!r}")
     kernels = session.choose(candidate or [], backend or [], device)
     _print_absent(console, kernels)
+    jobs = session.default_jobs(kernels, adversarial) if jobs is None else jobs
     sharpness = "classics" if chosen in ("quick", "smoke") else "smoke"
-    plan = session.Plan(tier=chosen, cases=cases, seed=seed, sharpness=sharpness, adversarial=adversarial)
+    plan = session.Plan(
+        tier=chosen, cases=cases, seed=seed, sharpness=sharpness, adversarial=adversarial, jobs=jobs
+    )
     document = session.run(kernels, plan, progress)
     _print(console, document)
     _write(console, document, output)
@@ -189,8 +206,8 @@ def explain_case(
         str, typer.Option("--candidate", "-c", metavar="LOADER", help="The kernel.")
     ] = "attnproof:streaming",
     mutant: Annotated[str, typer.Option("--mutant", help="A broken kernel of the self-test instead.")] = "",
-    seed: Annotated[int, typer.Option("--seed", help="Seed of the inputs.")] = 0,
-    device: Annotated[str | None, typer.Option("--device", help="cpu or cuda.")] = None,
+    seed: SeedOption = 0,
+    device: DeviceOption = None,
     json_path: JsonOption = None,
 ) -> bool:
     """Replay one case of one kernel and show its worst row."""

@@ -77,6 +77,7 @@ class Candidate:
         witness: called after a run, names what really ran, or None where that cannot be told.
         source: the file that it comes from, for the record.
         child: the process that it runs in, in an adversarial run.
+        word: what was asked for, where `name` is not it; another process loads the kernel by it.
     """
 
     name: str
@@ -89,6 +90,7 @@ class Candidate:
     source: str = ""
     peer: bool = False
     child: Any = None
+    word: str = ""
 
     @property
     def source_hash(self) -> str:

@@ -13,7 +13,10 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
+from multiprocessing import get_context
 from typing import Any
+
+from attnproof.verify.isolation import GRACE, LOST_CONTEXT, exit_words
 
 BUG, CONVENTION, PRECISION, VALIDATION = "bug", "convention", "precision class", "validation"
 
@@ -32,6 +35,7 @@ class Finding:
         seen: versions and device on which it was seen.
         note: why it is of that kind, and what to do.
         device: cpu or cuda.
+        crashes: the deviation is that the program loses its process or its GPU context; it need not set anything.
         needs: packages that the program imports.
         case: a named case that shows it too, empty where none does.
     """
@@ -45,6 +49,7 @@ class Finding:
     note: str
     within: float = 0.0
     device: str = "cpu"
+    crashes: bool = False
     needs: tuple[str, ...] = ("torch",)
     case: str = ""
 
@@ -76,16 +81,51 @@ def observe(finding: Finding) -> Observation:
 
         if not torch.cuda.is_available():
             return Observation(finding, "not here", why="needs a GPU")
+    what = _in_child(finding) if finding.crashes or finding.device != "cpu" else _here(finding)
+    if "lost" in what:
+        return Observation(finding, "reproduced" if finding.crashes else "gone", why=what["lost"])
+    if finding.crashes:
+        return Observation(finding, "gone", why=what.get("raised", "ran to its end"))
+    if "raised" in what:  # a library that refuses now what it accepted then has changed its mind
+        return Observation(finding, "gone", why=f"raised {what['raised']}")
+    got, right = what["got"], what["right"]
+    status = "reproduced" if differ(got, right, finding.within) else "gone"
+    return Observation(finding, status, _text(got), _text(right))
+
+
+def _here(finding: Finding) -> dict[str, Any]:
+    """What the program sets, or what it raises."""
     scope: dict[str, Any] = {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             exec(compile(finding.code, f"<finding {finding.name}>", "exec"), scope)
-        except Exception as error:  # a library that refuses now what it accepted then has changed its mind
-            return Observation(finding, "gone", why=f"raised {type(error).__name__}: {error}".splitlines()[0])
-    got, right = _numbers(scope["got"]), _numbers(scope["right"])
-    status = "reproduced" if differ(got, right, finding.within) else "gone"
-    return Observation(finding, status, _text(got), _text(right))
+            return {"got": _numbers(scope["got"]), "right": _numbers(scope["right"])}
+        except Exception as error:
+            said = f"{type(error).__name__}: {error}".splitlines()[0]
+            return {"lost" if any(part in said for part in LOST_CONTEXT) else "raised": said}
+
+
+def _in_child(finding: Finding) -> dict[str, Any]:
+    """The same in a process of its own: after an illegal access no later program could run in this one."""
+    context = get_context("spawn")
+    mine, theirs = context.Pipe(duplex=False)
+    child = context.Process(target=_tell, args=(theirs, finding), daemon=True)
+    child.start()
+    theirs.close()
+    try:
+        told = mine.recv()
+    except EOFError:
+        told = None
+    child.join(GRACE)
+    if child.exitcode is None:
+        child.kill()
+        child.join()
+    return told if told is not None else {"lost": f"the process died ({exit_words(child.exitcode)})"}
+
+
+def _tell(pipe: Any, finding: Finding) -> None:
+    pipe.send(_here(finding))
 
 
 def differ(got: Sequence[float], right: Sequence[float], within: float) -> bool:
@@ -116,8 +156,9 @@ def _text(values: Sequence[float]) -> str:
 def all_findings() -> tuple[Finding, ...]:
     """Every finding, CPU first."""
     from attnproof.verify.findings_cpu import FINDINGS as CPU
+    from attnproof.verify.findings_gpu import FINDINGS as GPU
 
-    return CPU
+    return (*CPU, *GPU)
 
 
 def markdown() -> str:

@@ -94,7 +94,9 @@ def _poison_torch() -> list[tuple[Any, str, Any]]:
     def wrap(allocate: Any) -> Any:
         def poisoned_allocate(*args: Any, **kwargs: Any) -> Any:
             tensor = allocate(*args, **kwargs)
-            if tensor.is_floating_point() and tensor.device.type != "meta":
+            # a compiler's stand-ins have no memory to fill
+            real = type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.device.type != "meta"
+            if real and tensor.is_floating_point():
                 tensor.detach().fill_(float("nan"))
             return tensor
 

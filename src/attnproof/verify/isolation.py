@@ -23,7 +23,22 @@ if TYPE_CHECKING:
 
 PATIENCE = 600.0  # seconds until a silent child is taken for dead
 GRACE = 2.0  # seconds that a child gets to end by itself
+# sentences of drivers after which a process is of no more use
+LOST_CONTEXT = (
+    "CUDA error",
+    "HIP error",
+    "CUDA driver error",
+    "illegal memory access",
+    "misaligned address",
+    "device-side assert",
+    "unspecified launch failure",
+)
 JITTERED = 8  # cases that are run once more with other lengths
+
+
+def exit_words(code: int | None) -> str:
+    """How a process ended."""
+    return f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
 
 
 class Crashed(RuntimeError):
@@ -99,7 +114,7 @@ def _serve(pipe: Any, word: str, device: str, variables: dict[str, str]) -> None
 
 def isolated(candidate: Candidate, variables: dict[str, str] | None = None) -> Candidate:
     """The same candidate behind a process boundary, with some environment variables set there."""
-    child = _Child(candidate.name, candidate.device, variables or {})
+    child = _Child(candidate.word or candidate.name, candidate.device, variables or {})
 
     def call(inputs: Inputs) -> Outputs:
         # other values than those of (case, seed) cannot be asked for across the boundary

@@ -21,6 +21,7 @@ from attnproof.verify.numerics import (
     limits,
     lse_bound,
     row_limits,
+    single_chance,
     variance,
 )
 from attnproof.verify.oracle import Answer, Terms
@@ -140,7 +141,10 @@ def judge_tensor(
         return report
     if error.size:
         _hard(report, got, reference, error, bound, used)
-        _statistics(report, error, terms, setting, stored, control, scorable & ~lost)
+        if setting.dtype in ("float32", "float64"):
+            _single(report, error, terms, setting, control, _rms(np.asarray(answer.lse)))
+        else:
+            _statistics(report, error, terms, setting, stored, scorable & ~lost)
     return report
 
 
@@ -219,12 +223,8 @@ def _statistics(
     terms: Terms,
     setting: Setting,
     stored: str,
-    control: Terms | None,
     valid: Array,
 ) -> None:
-    if setting.dtype in ("float32", "float64"):
-        _single(report, error, terms, setting, control)
-        return
     spread = np.sqrt(variance(terms, setting.dtype, setting.kind, stored))
     alive = valid & (spread > 0) & np.isfinite(spread) & ~_untouched(terms)
     if not alive.any():
@@ -279,20 +279,26 @@ def _row_check(report: TensorReport, z: Array, alive: Array, kind: Numerics) -> 
 
 
 def _single(
-    report: TensorReport, error: Array, terms: Terms, setting: Setting, control: Terms | None
+    report: TensorReport, error: Array, terms: Terms, setting: Setting, control: Terms | None, lse: float
 ) -> None:
     """fp32 and fp64: root mean square against the logits' noise and against a plain evaluation."""
     if not setting.statistical:
         return
     unit, value = DTYPES[setting.dtype].unit, np.asarray(terms.value)
-    floor = _rms(np.sqrt(terms.floor))
+    floor, chance = _rms(np.sqrt(terms.floor)), single_chance(report.tensor, error.shape)
     why = "root mean square error against what a unit in each logit does"
-    report.checks.append(Check("rms", report.rms, SINGLE_SLOP * unit * _rms(terms.slop) + floor, why))
+    limit = chance * SINGLE_SLOP * unit * _rms(terms.slop) + floor
+    report.checks.append(Check("rms", report.rms, limit, why))
     if control is None or setting.dtype != "float32" or error.size < 256:
         return
     plain = _rms(np.asarray(control.value, np.float64) - value)
-    limit = SINGLE_CONTROL * plain + unit * _rms(value) + floor
-    why = "at most 4 x the error of a plain fp32 evaluation"
+    # what the plain form does not round: logits once more, where log2(e) goes into the scale; and the lse, from which
+    # a backward pass makes the weights of a row anew, so that its rounding moves them all together
+    more = _rms(np.sqrt(terms.scores))
+    if report.tensor != "out":
+        more += lse * _rms(np.sqrt(terms.operand))
+    limit = chance * SINGLE_CONTROL * plain + unit * (_rms(value) + more) + floor
+    why = "at most 4 x the error of a plain fp32 evaluation, and what logits in base 2 and a stored lse round more"
     report.checks.append(Check("rms/eager", report.rms, limit, why))
 
 

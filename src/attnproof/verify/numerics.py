@@ -12,7 +12,7 @@ A kernel declares the class that describes it; one that declares nothing must me
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import log, sqrt
+from math import log, prod, sqrt
 from typing import Any
 
 import numpy as np
@@ -140,3 +140,13 @@ def row_limits(kind: Numerics, tensor: str, counts: Array) -> Array:
 # The root mean square error is compared with what the logits' own noise allows, and with a plain float32 evaluation.
 SINGLE_SLOP = 2.0
 SINGLE_CONTROL = 4.0
+
+
+def single_chance(tensor: str, shape: tuple[int, ...]) -> float:
+    """What chance adds to a root mean square error in fp32 and fp64.
+
+    The error of a weight is shared by all elements of a row, so the samples are the rows, and a case of few rows scatters:
+    with one query and one key the gradient of v is wrong by one number.
+    """
+    rows = shape[:-1] if tensor in ("out", "dq", "dk", "dv") else shape
+    return 1 + 3 / sqrt(2 * max(prod(rows), 1))

@@ -16,7 +16,7 @@ from attnproof.verify.inputs import Inputs, place
 from attnproof.verify.judge import Setting, TensorReport, judge, scorable
 from attnproof.verify.oracle import Answer, Question, Terms, solve
 from attnproof.verify.real_model import Layer
-from attnproof.verify.session import FINDING
+from attnproof.verify.steps import FINDING
 from attnproof.verify.suite import FAIL, PASS, SKIP, Verdict
 
 # how a real layer's numbers come about: no generator of ``inputs`` makes them

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import time
 from collections.abc import Callable, Generator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Any
 
 from attnproof.cases import Case
-from attnproof.verify import isolation, loaders, power, probes, records, selftest, suite
+from attnproof.verify import isolation, loaders, records, steps, suite, workers
 from attnproof.verify.blas import one_thread
 from attnproof.verify.candidate import Candidate, Skip
 
-FINDING = "FINDING"
 Tick = Callable[[str], Any]
 Progress = Callable[[str, int], AbstractContextManager[Tick]]
 
@@ -27,6 +29,9 @@ class Plan:
         seed: seed of the inputs.
         sharpness: "classics" for the mistakes that the documents name, "smoke" for every mutant, "" for none.
         adversarial: child processes, hidden seeds and shapes that nobody saw before.
+        jobs: worker processes that share the cases; 0 judges in this process.
+        patience: seconds until a silent worker is taken for dead.
+        budget: seconds after which workers begin no further case of a kernel; what is left is skipped.
     """
 
     tier: str
@@ -34,6 +39,9 @@ class Plan:
     seed: int = 0
     sharpness: str = "classics"
     adversarial: bool = False
+    jobs: int = 0
+    patience: float = isolation.PATIENCE
+    budget: float = inf
 
 
 @dataclass(frozen=True)
@@ -67,7 +75,7 @@ def choose(words: Sequence[str], backends: Sequence[str], device: str | None) ->
         except Skip as reason:
             absent.append((word, str(reason)))
             continue
-        candidate.peer = peer
+        candidate.peer, candidate.word = peer, word
         found.append(candidate)
     if not found:
         raise ValueError("; ".join(f"{name}: {why}" for name, why in absent) or "nothing to judge")
@@ -75,26 +83,21 @@ def choose(words: Sequence[str], backends: Sequence[str], device: str | None) ->
 
 
 def run(chosen: Chosen, plan: Plan, progress: Progress | None = None) -> dict[str, Any]:
-    """The record of the whole run."""
-    answers = suite.Answers()
+    """The record of the whole run.
+
+    Raises:
+        ValueError: workers for an adversarial plan, which has processes of its own.
+    """
+    if plan.adversarial and plan.jobs:
+        raise ValueError(f"jobs: expected 0 in an adversarial run, got {plan.jobs}")
+    started = time.monotonic()
     candidates = chosen.candidates
     if plan.adversarial:
         plan = isolation.hidden(plan)
         candidates = [isolation.isolated(candidate) for candidate in candidates]
-    steps = len(candidates) * (len(plan.cases) + 1) + len(plan.cases) + 1
-    results: list[dict[str, Any]] = []
-    with one_thread(), (progress or _silent)("verify", steps) as tick:
-        score = _sharpness(plan, answers)
-        tick("self-test")
-        for candidate in candidates:
-            cases = [served(case, candidate) for case in plan.cases]
-            results += [
-                _entry(verdict, candidate)
-                for verdict in suite.run(candidate, cases, plan.seed, answers, tick)
-            ]
-            results += _guard_entry(candidate, plan)
-            tick(f"guards of {candidate.name}")
-        results += _powerless(candidates, plan, answers, results, tick)
+    count = len(candidates) * (len(plan.cases) + 1) + len(plan.cases) + 1
+    with one_thread(), (progress or _silent)("verify", count) as tick:
+        results, score = (workers.run if plan.jobs else _here)(candidates, plan, tick)
     for candidate in candidates:
         isolation.close(candidate)
     protocol = {
@@ -102,6 +105,7 @@ def run(chosen: Chosen, plan: Plan, progress: Progress | None = None) -> dict[st
         "seed": plan.seed,
         "adversarial": plan.adversarial,
         "cases": len(plan.cases),
+        "seconds": round(time.monotonic() - started, 1),
         "candidates": [_about(candidate, results) for candidate in candidates],
         "absent": [{"name": name, "why": why} for name, why in chosen.absent],
         **score,
@@ -109,79 +113,32 @@ def run(chosen: Chosen, plan: Plan, progress: Progress | None = None) -> dict[st
     return records.record("verify", protocol, results, candidates[0].device)
 
 
+def _here(
+    candidates: Sequence[Candidate], plan: Plan, tick: Tick
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Results and the self-test's part of the protocol, all in this process."""
+    answers = suite.Answers()
+    score = steps.sharpness(plan, answers)
+    tick("self-test")
+    results: list[dict[str, Any]] = []
+    for candidate in candidates:
+        cases = [steps.served(case, candidate) for case in plan.cases]
+        verdicts = suite.run(candidate, cases, plan.seed, answers, tick)
+        results += [steps.entry(verdict, candidate) for verdict in verdicts]
+        results += steps.guard_entry(candidate, plan.seed)
+        tick(f"guards of {candidate.name}")
+    judged = {result["case"] for result in results if result["status"] != suite.SKIP}
+    asked = {case.id: case for one in candidates for case in (steps.served(c, one) for c in plan.cases)}
+    for name, case in asked.items():
+        if name in judged:
+            results += steps.powerless(case, plan.seed, answers)
+        tick(f"power of {name}")
+    return results, score
+
+
 @contextmanager
 def _silent(title: str, steps: int) -> Generator[Tick, None, None]:
     yield lambda label: None
-
-
-def served(case: Case, candidate: Candidate) -> Case:
-    """The case in a dtype that the candidate takes: a kernel for one dtype is not asked for less because of that."""
-    dtypes = candidate.traits.dtypes
-    return case if not dtypes or case.dtype in dtypes else replace(case, dtype=dtypes[0])
-
-
-def _sharpness(plan: Plan, answers: suite.Answers) -> dict[str, Any]:
-    """The self-test that goes into the record: a verdict is worth what its judge finds."""
-    if not plan.sharpness:
-        return {"sharpness": "not measured in this run"}
-    score = (
-        selftest.classics(answers) if plan.sharpness == "classics" else selftest.mutants_of("smoke", answers)
-    )
-    return {
-        "sharpness": score.sentence,
-        "mutant_set": selftest.catalogue.digest(),
-        "mutants": len(score.fates),
-        "mutants_found": score.dead,
-        "mutants_missed": score.survivors,
-        "selftest": selftest.entries(score),
-    }
-
-
-def _entry(verdict: suite.Verdict, candidate: Candidate) -> dict[str, Any]:
-    if verdict.status in (suite.FAIL, suite.INVALID) and candidate.peer:
-        verdict.status = FINDING
-    return records.from_verdict(verdict)
-
-
-def _guard_entry(candidate: Candidate, plan: Plan) -> list[dict[str, Any]]:
-    """The probes of a candidate as one more result."""
-    found = probes.probe(candidate)
-    if not found:
-        return []
-    broken = probes.failed(found)
-    case = Case(name="guards", group="guards", dtype="any")
-    status = suite.PASS if not broken else FINDING if candidate.peer else suite.INVALID
-    reason = "; ".join(f"{name}: {text}" for name, text in broken.items())
-    verdict = suite.Verdict(case, candidate.name, status, plan.seed, reason, guards=found)
-    entry = records.from_verdict(verdict)
-    return [
-        entry
-        | {
-            "case": "guards",
-            "describe": "probes of the kernel as a whole",
-            "replay": f"attnproof verify -c {candidate.name} --tier smoke",
-        }
-    ]
-
-
-def _powerless(
-    asked: list[Candidate], plan: Plan, answers: suite.Answers, results: list[dict[str, Any]], tick: Tick
-) -> list[dict[str, Any]]:
-    """Cases that would accept a decoy; their passes prove nothing, and the run says so (G3)."""
-    judged = {result["case"] for result in results if result["status"] != suite.SKIP}
-    entries: list[dict[str, Any]] = []
-    for case in {
-        served(case, candidate).id: served(case, candidate) for candidate in asked for case in plan.cases
-    }.values():
-        if case.id in judged and not case.diagnostic:
-            passing = power.accepted(case, plan.seed, answers)
-            if passing:
-                reason = f"accepts {', '.join(passing)} as the output"
-                entries.append(
-                    records.from_verdict(suite.Verdict(case, "decoy", suite.POWERLESS, plan.seed, reason))
-                )
-        tick(f"power of {case.id}")
-    return entries
 
 
 def _about(candidate: Candidate, results: list[dict[str, Any]]) -> dict[str, Any]:
@@ -203,6 +160,12 @@ def _about(candidate: Candidate, results: list[dict[str, Any]]) -> dict[str, Any
         "source_hash": candidate.source_hash,
         "coverage": coverage,
     }
+
+
+def default_jobs(chosen: Chosen, adversarial: bool) -> int:
+    """Workers where nobody named a number: on a GPU a bad kernel ends its process, and compiling takes the time."""
+    on_gpu = any(candidate.device != "cpu" for candidate in chosen.candidates)
+    return min(4, os.cpu_count() or 1) if on_gpu and not adversarial else 0
 
 
 def with_seed(plan: Plan, seed: int) -> Plan:

@@ -1,9 +1,9 @@
 """Hopper backend: forward and backward in Gluon for compute capability 9.0, in halves, on dense rows.
 
 Files, from the inside out: ``compat`` (Gluon's names by version), ``kernels``, ``configs`` (how kernels are cut and what
-they are compiled for), ``arguments`` (from a problem to numbers and descriptors), ``counters`` (tiles drawn by programs
-that stay), ``launch`` (what runs when), ``offline`` and ``compile_matrix`` (machine code without a GPU). The backward has
-the same in ``backprop`` and the files named after it.
+they are compiled for), ``arguments`` (from a problem to numbers and descriptors), ``listings`` (tiles that numbers alone
+do not describe), ``counters`` (tiles drawn by programs that stay), ``launch`` (what runs when), ``offline`` and
+``compile_matrix`` (machine code without a GPU). The backward has the same in ``backprop`` and the files named after it.
 
 It is the fast path of the ``triton`` backend, whose kernels make the gradients of ALiBi slopes and sinks, and to which a
 call goes whose tensors the copy engine cannot describe; the only backend that imports another.
@@ -23,6 +23,8 @@ kind = "torch"
 unordered_backward = True  # with deterministic=False, up to head dim 128
 MAX_HEAD_DIM = 256
 GRAIN = 8  # elements: the copy engine wants rows of out at multiples of 16 bytes
+# what has not run on a device yet, and is refused until it has: "packed", "bounds"; the device tests lift it
+ON_TRIAL: frozenset[str] = frozenset({"packed", "bounds"})
 
 
 def why_not(problem: Problem) -> str | None:
@@ -31,8 +33,8 @@ def why_not(problem: Problem) -> str | None:
         return f"needs a GPU of compute capability 9.0, and the tensors are on {problem.device}"
     if problem.dtype not in ("float16", "bfloat16"):
         return f"computes in float16 and bfloat16, got {problem.dtype}; use triton"
-    if problem.rows != "dense":
-        return f"serves dense rows, got {problem.rows}; use triton"
+    if problem.rows not in _rows():
+        return f"serves {' and '.join(_rows())} rows, got {problem.rows}; use triton"
     if not 0 < problem.D <= MAX_HEAD_DIM or not 0 < problem.Dv <= MAX_HEAD_DIM:
         return f"holds head dims from 1 to {MAX_HEAD_DIM}, got D={problem.D} and Dv={problem.Dv}"
     if problem.Dv % GRAIN:
@@ -40,7 +42,7 @@ def why_not(problem: Problem) -> str | None:
     has = {
         "bias": problem.has_bias,
         "boolean mask": problem.has_keep,
-        "mask by bounds": problem.has_bounds,
+        "mask by bounds": problem.has_bounds and "bounds" in ON_TRIAL,
         "dropout": problem.dropout_p > 0,
     }
     for option, given in has.items():
@@ -51,6 +53,10 @@ def why_not(problem: Problem) -> str | None:
     from . import device
 
     return device.unsupported()
+
+
+def _rows() -> tuple[str, ...]:
+    return ("dense",) if "packed" in ON_TRIAL else ("dense", "packed")
 
 
 @functools.cache

@@ -17,6 +17,8 @@ LOG2E = 1.4426950408889634  # 1 / ln 2
 BUDGET = 32 * 2**20
 ALIGNMENT = 16  # bytes
 UNUSED_STEP = 16  # elements: a legal stride for an axis of length 1
+FAR = 2**30  # length of the row axis of a ragged descriptor
+ENDLESS = 0x7FFF0000  # length of the axes that only move its rows
 TYPES = {torch.bfloat16: gl.bfloat16, torch.float16: gl.float16, torch.float32: gl.float32}
 
 
@@ -54,13 +56,31 @@ def descriptor(x: Any, rows: int, width: int) -> Any:
     return TensorDescriptor(x, list(x.shape), [*steps, 1], list(block), _layout(block, x.dtype))
 
 
+def ragged(x: Any, rows: int, width: int) -> Any:
+    """Packed [H, T, columns] in blocks of [1, 1, 1, rows, width] that end where their sequence ends.
+
+    Row r of the n rows before ``place`` is at [FAR, place, h, FAR - n + r, 0]: what is past the n-th is past the axis, so
+    that it reads as zero, whatever the next sequence holds, and is never written. The first axis takes FAR rows off the
+    address again, in steps of 2^34 elements less a row: 2^30 times 2^34 elements of 2 or 4 bytes are nothing in 64 bits.
+    """
+    heads, length, columns = x.shape
+    head, row = (
+        stride if size > 1 else UNUSED_STEP
+        for size, stride in zip((heads, length), x.stride()[:-1], strict=True)
+    )
+    block = (1, 1, 1, rows, width)
+    shape = [ENDLESS, ENDLESS, heads, FAR, columns]
+    return TensorDescriptor(x, shape, [2**34 - row, row, head, row, 1], list(block), _layout(block, x.dtype))
+
+
 def descriptors(facts: Facts, q: Any, k: Any, v: Any, out: Any) -> tuple[Any, ...]:
     """Of q, k, v and out."""
+    describe = ragged if facts.packed else descriptor
     return (
-        descriptor(q, ROWS, facts.width),
-        descriptor(k, facts.block_n, facts.width),
-        descriptor(v, facts.block_n, facts.width_v),
-        descriptor(out, ROWS, facts.width_v),
+        describe(q, ROWS, facts.width),
+        describe(k, facts.block_n, facts.width),
+        describe(v, facts.block_n, facts.width_v),
+        describe(out, ROWS, facts.width_v),
     )
 
 
@@ -87,30 +107,45 @@ def together(problem: Problem) -> int:
     """
     if not uneven(problem):
         return 1
-    per_head = max(problem.N * (problem.D + problem.Dv) * 2, 1)
-    return max(1, min(problem.B * problem.H, BUDGET // per_head * problem.G))
+    length = problem.tokens[1] // max(problem.B, 1) if problem.rows == "packed" else problem.N
+    per_head = max(length * (problem.D + problem.Dv) * 2, 1)
+    return max(1, min(planes(problem), BUDGET // per_head * problem.G))
+
+
+def planes(problem: Problem) -> int:
+    """Independent columns of tiles: heads of sequences, or heads alone where tiles run over all sequences."""
+    return problem.H if problem.rows == "packed" else problem.B * problem.H
+
+
+def slots(problem: Problem, block_m: int) -> int:
+    """Tiles of queries per plane; packed a bound, for lengths stay on the device: one more for every sequence and the tail."""
+    if problem.rows == "packed":
+        return problem.tokens[0] // block_m + problem.B + 1
+    return cdiv(problem.M, block_m)
 
 
 def numbers(problem: Problem, facts: Facts, tensors: Tensors) -> tuple[int, ...]:
     """The integers of ``forward_kernel``, in order."""
     slopes, sink = tensors.alibi_slopes, tensors.sink
-    right = min(problem.right, problem.M - problem.N) if problem.top_left else problem.right
+    right = problem.right
+    tokens = problem.tokens if problem.rows == "packed" else (problem.M, problem.N)
+    if problem.top_left and not facts.packed:
+        right = min(right, problem.M - problem.N)
     return (
         *((0, 0) if slopes is None else (slopes.stride(0) if slopes.shape[0] > 1 else 0, slopes.stride(1))),
         0 if sink is None else sink.stride(0),
-        problem.M,
-        problem.N,
+        *tokens,
         problem.H,
         problem.G,
         problem.left,
         right,
-        cdiv(problem.M, facts.block_m),
-        problem.B * problem.H,
+        slots(problem, facts.block_m),
+        planes(problem),
         together(problem),
     )
 
 
 def programs(problem: Problem, facts: Facts, multiprocessors: int) -> int:
     """Size of the one-dimensional grid."""
-    tiles = cdiv(problem.M, facts.block_m) * problem.B * problem.H
+    tiles = slots(problem, facts.block_m) * planes(problem)
     return min(tiles, multiprocessors) if facts.dynamic else tiles

@@ -23,10 +23,13 @@ from ..triton import registry
 from ..triton.backprop import Given
 from . import backward_configs as configs
 from . import backward_launches as launches
-from . import device
+from . import device, listings
 from .arguments import ALIGNMENT, undescribable
-from .backward_launches import Launch
+from .backward_launches import Launch, Lists
 
+ROWS = ("dense", "packed")
+# as ``hopper.ON_TRIAL``, for gradients
+ON_TRIAL: frozenset[str] = frozenset({"packed", "bounds"})
 MAX_ROUTES = 4096  # a runaway of shapes must not hold memory for ever
 
 
@@ -58,7 +61,7 @@ def backward(
     """See ``backends.Backend``."""
     given = Given(out, lse, dout, dlse)
     route = route_of(problem, tensors, given)
-    if route.elsewhere is not None:
+    if route.elsewhere is not None or not (slots_walk_alone(problem) or feeds_lists(problem, needs)):
         return portable_launch.backward(problem, tensors, out, lse, dout, dlse, needs)
     tensors = tensors.expand(problem)
     with registry.device_of(tensors.q):
@@ -70,7 +73,8 @@ def route_of(problem: Problem, tensors: Tensors, given: Given) -> Route:
     slopes = tensors.alibi_slopes
     arrays = (*tensors[:3], given.dout, given.out, given.lse, given.dlse, slopes)
     facts = [None if x is None else (x.stride(), x.data_ptr() % ALIGNMENT == 0) for x in arrays]
-    key = (problem, tensors.q.get_device(), None if slopes is None else slopes.shape, *facts)
+    bounds = None if tensors.bounds is None else tensors.bounds.shape
+    key = (problem, tensors.q.get_device(), None if slopes is None else slopes.shape, bounds, *facts)
     route = _routes.get(key)
     if route is None:
         if len(_routes) >= MAX_ROUTES:
@@ -86,14 +90,19 @@ def declines(problem: Problem, tensors: Tensors, given: Given) -> str | None:
     """Why the ``triton`` backend runs a backward, or None."""
     if problem.dtype not in ("float16", "bfloat16"):
         return f"needs float16 or bfloat16, got {problem.dtype}"
-    if problem.rows != "dense":
-        return f"needs dense rows, got {problem.rows}"
-    for option in ("has_bias", "has_keep", "has_bounds", "dropout_p"):
+    if problem.rows not in ROWS:
+        return f"needs {' or '.join(ROWS)} rows, got {problem.rows}"
+    for option in ("has_bias", "has_keep", "dropout_p"):
         if getattr(problem, option):
             return f"has no {option.removeprefix('has_').removesuffix('_p')}"
+    for feature, given_one in (("packed", problem.rows == "packed"), ("bounds", problem.has_bounds)):
+        if given_one and feature in ON_TRIAL:
+            return f"has not run with {feature} on a device"
     if max(problem.D, problem.Dv) > configs.WIDTHS[-1]:
         return f"holds head dims up to {configs.WIDTHS[-1]}"
     q, k, v = tensors[:3]
+    if problem.rows == "packed" and problem.B == 0:
+        return "has nothing to compute where there is no sequence"
     if min(*q.shape, *v.shape) == 0:
         return "has nothing to compute where an axis is empty"
     if given.out.stride(-1) != 1:
@@ -107,8 +116,9 @@ def _run(route: Route, problem: Problem, t: Tensors, given: Given, needs: frozen
     dq = dk = dv = dalibi = dsink = None
     stats = launches.empty_statistics(problem, t.q.device)
     jointly, slopes = goes_jointly(problem, needs), problem.has_alibi and "alibi_slopes" in needs
+    lists = lists_of(problem, t, needs)
     if "q" in needs and not (jointly or slopes):
-        dq = queries(route, problem, t, stats, given)
+        dq = queries(route, problem, t, stats, given, lists)
     elif needs & {"q", "k", "v"}:
         statistics(route, problem, given, stats)
     if slopes:
@@ -117,7 +127,7 @@ def _run(route: Route, problem: Problem, t: Tensors, given: Given, needs: frozen
     if jointly:
         dq, dk, dv = joint(route, problem, t, stats, given.dout)
     elif needs & {"k", "v"}:
-        dk, dv = keys(route, problem, t, stats, given.dout)
+        dk, dv = keys(route, problem, t, stats, given.dout, lists)
     if "sink" in needs and problem.has_sink:
         dsink = portable.stats_alone(problem, t, given, _portable_stats(problem, t), True)
     asked = {"q": dq, "k": dk, "v": dv}
@@ -128,7 +138,33 @@ def _run(route: Route, problem: Problem, t: Tensors, given: Given, needs: frozen
 def goes_jointly(problem: Problem, needs: frozenset[str]) -> bool:
     """Whether one pass makes all three gradients: not asked to be repeatable, and nothing but these is asked of dS."""
     wanted = "q" in needs and bool(needs & {"k", "v"}) and not (problem.has_alibi and "alibi_slopes" in needs)
-    return wanted and not problem.deterministic and configs.joint_gains(problem)
+    alone = slots_walk_alone(problem)
+    return wanted and alone and not problem.deterministic and configs.joint_gains(problem)
+
+
+def slots_walk_alone(problem: Problem) -> bool:
+    """Whether kernels find their tiles without lists."""
+    return problem.rows == "dense" and not problem.has_bounds
+
+
+def feeds_lists(problem: Problem, needs: frozenset[str]) -> bool:
+    """Whether the pass over queries runs, which alone makes row statistics where tiles stand in lists."""
+    return "q" in needs and not (problem.has_alibi and "alibi_slopes" in needs)
+
+
+def lists_of(problem: Problem, t: Tensors, needs: frozenset[str]) -> Lists:
+    """Lists of tiles for both passes, where they walk any."""
+    if slots_walk_alone(problem):
+        return launches.NO_LISTS
+    n_slots, config = launches.query_slots(problem), configs.queries_config(problem)
+    cut = listings.Cut(configs.QUERIES, config.block_n, n_slots)
+    tiles, seen = listings.query_tiles(problem, t, cut)
+    by_key = None
+    if needs & {"k", "v"}:
+        config = configs.keys_config(problem)
+        own = listings.Cut(config.keys, config.block_m, launches.key_slots(problem))
+        by_key = listings.key_tiles(problem, t, own, cut)
+    return Lists(tiles, by_key, seen)
 
 
 def _portable_stats(problem: Problem, t: Tensors) -> Any:
@@ -149,21 +185,21 @@ def statistics(route: Route, problem: Problem, given: Given, stats: Any) -> None
     route.send("rows", stats.get_device(), addresses, lambda: launches.statistics(problem, given, stats))
 
 
-def keys(route: Route, problem: Problem, t: Tensors, stats: Any, dout: Any) -> tuple[Any, Any]:
+def keys(route: Route, problem: Problem, t: Tensors, stats: Any, dout: Any, lists: Lists) -> tuple[Any, Any]:
     """(dk, dv)."""
     dk, dv = torch.empty_like(t.k), torch.empty_like(t.v)
-    addresses = _addresses((t.q, t.k, t.v, dout, dk, dv), stats, t.alibi_slopes)
-    build = functools.partial(launches.keys, problem, t, stats, dout, dk, dv)
+    addresses = _addresses((t.q, t.k, t.v, dout, dk, dv), stats, t.alibi_slopes, lists.keys, lists.bounds)
+    build = functools.partial(launches.keys, problem, t, stats, dout, dk, dv, lists)
     route.send("keys", dk.get_device(), addresses, build)
     return dk, dv
 
 
-def queries(route: Route, problem: Problem, t: Tensors, stats: Any, given: Given) -> Any:
+def queries(route: Route, problem: Problem, t: Tensors, stats: Any, given: Given, lists: Lists) -> Any:
     """dq; fills shift and delta on its way."""
     dq = torch.empty_like(t.q)
-    rows = (t.alibi_slopes, given.out, given.lse, given.dlse)
+    rows = (t.alibi_slopes, given.out, given.lse, given.dlse, lists.queries, lists.bounds)
     addresses = _addresses((t.q, t.k, t.v, given.dout, dq), stats, *rows)
-    build = functools.partial(launches.queries, problem, t, stats, given, dq)
+    build = functools.partial(launches.queries, problem, t, stats, given, dq, lists)
     route.send("queries", dq.get_device(), addresses, build)
     return dq
 

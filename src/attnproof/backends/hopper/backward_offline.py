@@ -17,7 +17,12 @@ from .backward_launches import OPTIONS, Launch
 from .compat import TensorDescriptor
 from .offline import ALIGNED, TARGET
 
-TYPES: dict[Any, str] = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
+TYPES: dict[Any, str] = {
+    torch.bfloat16: "bf16",
+    torch.float16: "fp16",
+    torch.float32: "fp32",
+    torch.int32: "i32",
+}
 
 
 def launches(problem: Problem) -> list[Launch]:

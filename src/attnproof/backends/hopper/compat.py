@@ -30,6 +30,7 @@ def _tma_add(desc: Any, coord: Any, source: Any, _semantic: Any = None) -> None:
 
 # types of their own would only hide that device code has none
 gl: Any = gluon_language
+any_value: Any = core.base_value  # annotation of a field that is a tensor, an aggregate or a constant
 TensorDescriptor: Any = host.TensorDescriptor
 mbarrier: Any = hopper.mbarrier
 fence_async_shared: Any = hopper.fence_async_shared
@@ -49,6 +50,7 @@ copy_arrive: Any = ampere.async_copy.mbarrier_arrive
 __all__ = [
     "TensorDescriptor",
     "aggregate",
+    "any_value",
     "copy_arrive",
     "copy_load",
     "fence_async_shared",

@@ -12,6 +12,7 @@ from . import configs, offline
 __all__ = ["VARIANTS", "Job", "covering", "jobs", "minor", "row", "versions"]
 
 LENGTH = 8192
+PACKED: dict[str, Any] = {"rows": "packed", "tokens": (2 * LENGTH, 2 * LENGTH)}
 # option -> what it changes in a problem
 VARIANTS: dict[str, dict[str, Any]] = {
     "full": {},
@@ -31,6 +32,21 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "has_sink": True,
         "scale": -1.0,
     },
+    "packed": PACKED,
+    "packed causal": {**PACKED, "right": 0},
+    "packed everything": {
+        **PACKED,
+        "left": 1023,
+        "right": 0,
+        "top_left": True,
+        "has_bounds": True,
+        "softcap": 30.0,
+        "has_alibi": True,
+        "has_sink": True,
+        "scale": -1.0,
+    },
+    "bounds": {"has_bounds": True},
+    "bounds causal": {"has_bounds": True, "right": 0},
 }
 MIXED = ((192, 128), (128, 64), (64, 128), (256, 64), (64, 256), (128, 256), (256, 128))
 
@@ -76,7 +92,8 @@ def jobs() -> list[Job]:
 
 def covering() -> list[Job]:
     """The part that a test compiles: every configuration as it is shipped."""
-    return [Job(width, width, of) for width in configs.WIDTHS for of in ("full", "causal")]
+    shipped = [Job(width, width, of) for width in configs.WIDTHS for of in ("full", "causal")]
+    return [*shipped, *(Job(128, 128, of) for of in ("packed causal", "bounds"))]
 
 
 def row(job: Job) -> dict[str, Any]:

@@ -57,6 +57,10 @@ class Facts:
             for small caps. Scores are then -r, in units of twice the cap, and the cap itself is added to lse.
         only_behind: no query sees a key ahead of it.
         fold: scores stay raw products (or capped ratios), and the scale enters the exponent.
+        listed: tiles of queries and their keys stand in a list that another kernel has made, see ``kernels.listing``.
+        packed: rows of all sequences lie behind each other.
+        has_bounds: every query has an interval of keys of its own.
+        top_left: packed only; ``j <= i`` is one more bound, whose place depends on the sequence.
     """
 
     width: int
@@ -79,6 +83,10 @@ class Facts:
     coarse_cap: bool
     only_behind: bool
     fold: bool
+    listed: bool = False
+    packed: bool = False
+    has_bounds: bool = False
+    top_left: bool = False
 
     @property
     def block_m(self) -> int:
@@ -88,7 +96,17 @@ class Facts:
     @property
     def masks_first(self) -> bool:
         """Whether the first tile of keys may hold a pair that is not seen."""
-        return self.has_left or self.has_right or self.has_tail
+        return self.has_left or self.has_right or self.has_tail or self.has_bounds
+
+    @property
+    def left_edges(self) -> bool:
+        """Whether tiles of keys that need a test may come after those that do not."""
+        return self.has_left or self.has_bounds
+
+    @property
+    def right_edges(self) -> bool:
+        """Whether more than the first tile of keys may need a test before those that do not."""
+        return self.has_right or self.has_bounds
 
 
 _THREE = (160, 32)
@@ -110,13 +128,21 @@ def padded(width: int) -> int:
 
 
 def uneven(problem: Problem) -> bool:
-    """Whether some queries see more keys than others."""
-    return problem.left < BIG or problem.right < BIG or problem.top_left
+    """Whether some queries of a sequence see more keys than others."""
+    return problem.left < BIG or problem.right < BIG or problem.top_left or problem.has_bounds
+
+
+def listed(problem: Problem) -> bool:
+    """Whether numbers of the call alone do not say which tiles there are."""
+    return problem.rows == "packed" or problem.has_bounds
 
 
 def choose(problem: Problem) -> Config:
     """The configuration of the forward pass."""
-    return _TABLE[padded(max(problem.D, problem.Dv)), uneven(problem)]
+    width = padded(max(problem.D, problem.Dv))
+    found = _TABLE[width, uneven(problem)]
+    # how many tiles a list has only the device knows: programs must stay and draw
+    return found if found.dynamic or not listed(problem) else _TABLE[width, False]
 
 
 def table() -> dict[tuple[int, bool], Config]:
@@ -135,6 +161,8 @@ def facts(problem: Problem, config: Config | None = None) -> Facts:
     width, width_v = padded(problem.D), padded(problem.Dv)
     consumer, producer = config.registers
     has_right = problem.right < BIG or problem.top_left
+    packed = problem.rows == "packed"
+    rest = problem.M % (ROWS * config.warpgroups)
     return Facts(
         width=width,
         width_v=width_v,
@@ -148,12 +176,16 @@ def facts(problem: Problem, config: Config | None = None) -> Facts:
         producer_registers=producer,
         has_left=problem.left < BIG,
         has_right=has_right,
-        has_tail=problem.N % config.block_n != 0 and not has_right,
-        has_idle=0 < problem.M % (ROWS * config.warpgroups) <= ROWS * (config.warpgroups - 1),
+        has_tail=(packed or problem.N % config.block_n != 0) and not has_right,
+        has_idle=packed or 0 < rest <= ROWS * (config.warpgroups - 1),
         has_softcap=problem.softcap > 0,
         has_alibi=problem.has_alibi,
         has_sink=problem.has_sink,
         coarse_cap=0 < problem.softcap <= COARSE_CAP and folds(problem),
         only_behind=problem.right <= 0,
         fold=folds(problem),
+        listed=listed(problem),
+        packed=packed,
+        has_bounds=problem.has_bounds,
+        top_left=packed and problem.top_left,
     )

@@ -18,14 +18,14 @@ from ..triton.compat import current_device, multiprocessors
 from ..triton.launch import empty_out
 from ..triton.registry import device_of
 from . import arguments as args
-from . import backprop, configs, counters, device, launcher
+from . import backprop, configs, counters, device, launcher, listings
 from .kernels.forward import forward_kernel
 
 MAX_PLANS = 4096  # a runaway of shapes must not hold memory for ever
 MAX_NEAR = 512  # torch.compile makes an equal problem anew in every call
 # said aloud because the compiler's own default changes in 3.10
 OPTIONS = {"num_warps": 4, "enable_fp_fusion": True}
-POINTERS = 4  # lse, counter, slopes, sink
+POINTERS = 4  # lse, counter, slopes, sink; listed also tiles, and bounds where there are some
 
 
 @dataclass
@@ -38,6 +38,7 @@ class Plan:
     known costs less than from numbers.
     """
 
+    problem: Problem
     facts: configs.Facts
     programs: int
     numbers: tuple[Any, ...]
@@ -74,7 +75,7 @@ def first(plan: Plan, problem: Problem, tensors: Tensors) -> tuple[Any, Any]:
     lse = torch.empty(problem.out_shape[:-1], dtype=torch.float32, device=q.device)
     if lse.numel() == 0:
         return out, lse
-    if problem.N == 0:
+    if problem.N == 0 and problem.rows == "dense":
         return out.zero_(), fill_without_keys(lse, tensors.sink)
     with device_of(q):
         try:
@@ -122,6 +123,8 @@ def plan_of(problem: Problem, tensors: Tensors) -> Plan:
         key = (*key, slopes.shape, slopes.stride())
     if sink is not None:
         key = (*key, sink.dtype, sink.stride())
+    if tensors.bounds is not None:
+        key = (*key, tensors.bounds.shape)
     found = kept[1].get(key)
     if found is None:
         found = kept[1][key] = make_plan(problem, tensors)
@@ -143,20 +146,30 @@ def make_plan(problem: Problem, tensors: Tensors) -> Plan:
     """Decide once what every call of this structure does."""
     q = tensors.q
     facts = configs.facts(problem)
-    reason = args.undescribable(q=q, k=tensors.k, v=tensors.v) if problem.N else None
+    reason = cannot(problem, tensors)
     if reason:
         device.say(f"hopper: {reason}; triton serves such calls")
-        return Plan(facts, 0, (), elsewhere=reason)
+        return Plan(problem, facts, 0, (), elsewhere=reason)
     units = multiprocessors(q.get_device())
     numbers = (*args.factors(problem, facts), *args.numbers(problem, facts, tensors))
-    rows = q if problem.layout == "bhmd" else q.transpose(1, 2)
+    rows = q.transpose(-2, -3) if facts.packed or problem.layout == "bmhd" else q
     return Plan(
+        problem,
         facts,
         args.programs(problem, facts, units),
         numbers,
         like_q=problem.Dv == problem.D and rows.is_contiguous(),
         lse=torch.empty(1, dtype=torch.float32, device=q.device).expand(problem.out_shape[:-1]),
     )
+
+
+def cannot(problem: Problem, tensors: Tensors) -> str | None:
+    """Why ``triton`` serves calls of this structure, or None."""
+    if problem.rows == "packed" and 0 in (*problem.tokens, problem.B):
+        return "packed rows without a token or a sequence"
+    if problem.N == 0:
+        return None
+    return args.undescribable(q=tensors.q, k=tensors.k, v=tensors.v)
 
 
 def run(plan: Plan, tensors: Tensors, out: Any, lse: Any) -> None:
@@ -167,17 +180,29 @@ def run(plan: Plan, tensors: Tensors, out: Any, lse: Any) -> None:
     index = q.get_device()
     stream = torch._C._cuda_getCurrentRawStream(index)
     counter = counters.pair(index, stream) if plan.facts.dynamic else lse
+    pointers = (lse, counter, slopes, sink)
+    lists: tuple[Any, ...] = ()
+    if plan.facts.listed:
+        lists = listed(plan, tensors)
     if plan.fast is not None:
-        addresses = [x.data_ptr() for x in (q, k, v, out, lse, counter, slopes, sink)]
+        addresses = [x.data_ptr() for x in (q, k, v, out, *pointers, *lists)]
         plan.fast(stream, *addresses)
         return
     kernel: Any = forward_kernel
     descriptors = args.descriptors(plan.facts, q, k, v, out)
+    missing = (None,) * (2 - len(lists))
     compiled = kernel[(plan.programs,)](
-        *descriptors, lse, counter, slopes, sink, *plan.numbers, C=plan.facts, **OPTIONS
+        *descriptors, *pointers, *lists, *missing, *plan.numbers, C=plan.facts, **OPTIONS
     )
     plan.compiled = compiled
-    plan.fast = launcher.adopt(compiled, plan.programs, descriptors, POINTERS, plan.numbers)
+    plan.fast = launcher.adopt(compiled, plan.programs, descriptors, POINTERS + len(lists), plan.numbers)
+
+
+def listed(plan: Plan, tensors: Tensors) -> tuple[Any, ...]:
+    """The list of tiles, and what bounds leave if there are some."""
+    problem, facts = plan.problem, plan.facts
+    cut = listings.Cut(facts.block_m, facts.block_n, args.slots(problem, facts.block_m))
+    return tuple(x for x in listings.query_tiles(problem, tensors, cut) if x is not None)
 
 
 def fill_without_keys(lse: Any, sink: Any) -> Any:

@@ -8,7 +8,7 @@
 #include <stdint.h>
 #include "cuda.h"
 
-enum { RANK = 4, MAX_MAPS = 8, MAX_POINTERS = 16, MAX_NUMBERS = 64 };
+enum { RANK = 5, MAX_MAPS = 8, MAX_POINTERS = 16, MAX_NUMBERS = 64 };
 
 typedef struct {
   uint64_t function;
@@ -16,12 +16,13 @@ typedef struct {
 } Head;
 
 typedef struct {
+  /* each with rank entries in front, zeros behind */
   uint64_t length[RANK];       /* innermost first, as the driver wants them */
   uint64_t bytes[RANK - 1];    /* strides */
   int64_t stride[RANK];        /* outermost first, in elements, as the kernel wants them */
   int32_t shape[RANK];
   uint32_t box[RANK];
-  int32_t type, swizzle;
+  int32_t type, swizzle, rank, unused;
 } Map;
 
 typedef CUresult (*Encode)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *, const cuuint64_t *,
@@ -35,7 +36,7 @@ static Launch launch_kernel;
 
 /* launch(plan, stream, address of each map, then each pointer) */
 static PyObject *launch(PyObject *self, PyObject *const *args, Py_ssize_t n_args) {
-  static const cuuint32_t one[RANK] = {1, 1, 1, 1};
+  static const cuuint32_t one[RANK] = {1, 1, 1, 1, 1};
   CUtensorMap maps[MAX_MAPS] __attribute__((aligned(64)));
   uint64_t address[MAX_MAPS + MAX_POINTERS], scratch[2] = {0, 0};
   void *parameters[MAX_MAPS * (1 + 2 * RANK) + MAX_POINTERS + MAX_NUMBERS + 2];
@@ -61,13 +62,17 @@ static PyObject *launch(PyObject *self, PyObject *const *args, Py_ssize_t n_args
   if (PyErr_Occurred()) return NULL;
 
   for (uint32_t i = 0; i < head->n_maps; i++, map++) {
-    CUresult failed = encode(&maps[i], (CUtensorMapDataType)map->type, RANK, (void *)(uintptr_t)address[i], map->length,
+    if (map->rank < 1 || map->rank > RANK) {
+      PyErr_SetString(PyExc_TypeError, "launch: a map has more axes than the driver knows");
+      return NULL;
+    }
+    CUresult failed = encode(&maps[i], (CUtensorMapDataType)map->type, map->rank, (void *)(uintptr_t)address[i], map->length,
                              map->bytes, map->box, one, CU_TENSOR_MAP_INTERLEAVE_NONE, (CUtensorMapSwizzle)map->swizzle,
                              CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     if (failed) return PyErr_Format(PyExc_RuntimeError, "tensor map %u: driver error %d", i, (int)failed);
     parameters[count++] = &maps[i];
-    for (int axis = 0; axis < RANK; axis++) parameters[count++] = &map->shape[axis];
-    for (int axis = 0; axis < RANK; axis++) parameters[count++] = &map->stride[axis];
+    for (int axis = 0; axis < map->rank; axis++) parameters[count++] = &map->shape[axis];
+    for (int axis = 0; axis < map->rank; axis++) parameters[count++] = &map->stride[axis];
   }
   for (uint32_t i = 0; i < head->n_pointers; i++) parameters[count++] = &address[head->n_maps + i];
   for (uint32_t i = 0; i < head->n_numbers; i++) parameters[count++] = &numbers[i];

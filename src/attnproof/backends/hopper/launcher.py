@@ -18,6 +18,7 @@ import triton
 logger = logging.getLogger(__name__)
 NAME = "attnproof_launcher"
 WARP = 32
+RANK = 5  # of launcher.c: the most axes that a tensor map has
 KNOWN = ("3.6.",)  # versions whose parameter lists are as launcher.c says
 # numbers of CUtensorMapDataType
 TYPES = {"torch.float16": 6, "torch.float32": 7, "torch.bfloat16": 9}
@@ -83,13 +84,16 @@ def map_bytes(descriptor: Any, meta: dict[str, Any]) -> bytes:
     """One ``Map``: what a tensor map needs beside the address."""
     shape, steps = descriptor.shape, descriptor.strides
     size = descriptor.base.element_size()
+    rest = [0] * (RANK - len(shape))
     return struct.pack(
-        "=7Q4q4i4I2i",
-        *reversed(shape),
-        *(size * x for x in reversed(steps[:-1])),
-        *steps,
-        *shape,
-        *reversed(meta["block_size"]),
+        f"={2 * RANK - 1}Q{RANK}q{RANK}i{RANK}I4i",
+        *(*reversed(shape), *rest),
+        *(*(size * x for x in reversed(steps[:-1])), *rest),
+        *(*steps, *rest),
+        *(*shape, *rest),
+        *(*reversed(meta["block_size"]), *rest),
         TYPES[str(descriptor.base.dtype)],
         meta["swizzle"],
+        len(shape),
+        0,
     )

@@ -66,11 +66,12 @@ def descriptor_type(dtype: str, block: list[int]) -> str:
 def source(facts: Facts, dtype: str = "bfloat16") -> Any:
     """The forward kernel as a launch would specialise it."""
     kernel: Any = forward_kernel
-    query, value = ([1, 1, ROWS, width] for width in (facts.width, facts.width_v))
+    ones = [1, 1, 1] if facts.packed else [1, 1]
+    query, value = ([*ones, ROWS, width] for width in (facts.width, facts.width_v))
     blocks = {
         "q": query,
-        "k": [1, 1, facts.block_n, facts.width],
-        "v": [1, 1, facts.block_n, facts.width_v],
+        "k": [*ones, facts.block_n, facts.width],
+        "v": [*ones, facts.block_n, facts.width_v],
         "out": value,
     }
     pointers = {
@@ -78,6 +79,8 @@ def source(facts: Facts, dtype: str = "bfloat16") -> Any:
         "counter": "*i32" if facts.dynamic else "*fp32",
         "slopes": "*fp32",
         "sink": f"*{TYPES[dtype]}" if facts.has_sink else "*fp32",
+        **({"tiles": "*i32"} if facts.listed else {}),
+        **({"bounds": "*i32"} if facts.has_bounds else {}),
     }
     signature = {at: descriptor_type(dtype, block) for at, block in blocks.items()} | pointers
     constants: dict[tuple[int, ...], Any] = {}
@@ -87,6 +90,8 @@ def source(facts: Facts, dtype: str = "bfloat16") -> Any:
             attributes[(index,)] = ALIGNED
         elif name == "C":
             signature[name], constants[(index,)] = "constexpr", facts
+        elif name in ("tiles", "bounds"):
+            signature[name], constants[(index,)] = "constexpr", None
         elif name not in blocks:
             signature[name] = "fp32" if name in FLOATS else "i32"
     ordered = {name: signature[name] for name in kernel.arg_names}
@@ -118,6 +123,33 @@ def inspect(compiled: Any) -> MachineCode:
         barriers=tuple(len(re.findall(r"\bBAR\.SYNC", loop)) for loop in loops),
         instructions=tuple(loop.count(";") for loop in loops),
     )
+
+
+def idle_mbarriers(code: str) -> list[str]:
+    """Names in Triton's GPU dialect of mbarriers that are made and initialised, and never used.
+
+    They are dead to the compiler, which gives their bytes to tiles; PTX forbids that for a live one, and results are wrong
+    once in a while.
+    """
+    return [
+        name
+        for name in re.findall(r"(%\w+) = ttg\.local_alloc : \(\) -> !ttg\.memdesc<\d+x1xi64", code)
+        if not _used(name, code.splitlines())
+    ]
+
+
+def _used(barrier: str, lines: list[str]) -> bool:
+    """Whether anything but its initialisation takes a barrier, or one of its stages."""
+    names = {barrier}
+    for line in lines:
+        if names.isdisjoint(re.findall(r"%\w+", line)):
+            continue
+        stage = re.match(r"\s*(%\w+) = ttg\.(?:memdesc_index|local_alloc)", line)
+        if stage:
+            names.add(stage.group(1))
+        elif "init_barrier" not in line:
+            return True
+    return False
 
 
 def matrix_loops(code: str) -> list[str]:

@@ -30,6 +30,8 @@ def decode(problem: Problem, t: Tensors, out: Any, lse: Any) -> None:
     )
     rows = problem.B * problem.H * problem.M
     parts = None
+    # the merge is started early and waits on the device
+    leads = splits > 1 and registry.architecture_of(t.q) in configs.DEPENDENT
     if splits > 1:
         parts = torch.empty(rows * splits * (problem.Dv + 1), dtype=torch.float32, device=t.q.device)
     arrays = (t.q, t.k, t.v, out, lse, parts, t.alibi_slopes, t.sink, t.lengths, t.block_table)
@@ -54,37 +56,36 @@ def decode(problem: Problem, t: Tensors, out: Any, lse: Any) -> None:
     def build() -> Plan:
         programs = problem.B * problem.Hkv * splits
         boxes = args.boxes(problem, config, config.block_n, {1: t.k, 2: t.v})
-        return Plan(decode_kernel, programs, len(arrays), named(), config, boxes)
+        return Plan(decode_kernel, programs, len(arrays), {**named(), "LEADS": leads}, config, boxes)
 
     registry.run("decode", problem, arrays, build)
     if splits > 1:
         merged = (parts, out, lse, t.sink)
         registry.run(
-            "combine", problem, merged, lambda: Plan(combine_kernel, rows, 4, named(), Config(1, 1, 4, 1))
+            "combine",
+            problem,
+            merged,
+            lambda: Plan(combine_kernel, rows, 4, named(), Config(1, 1, 4, 1), early=leads),
         )
 
 
 def _rehearsed_shape(problem: Problem) -> tuple[Config, int]:
     config = registry.config_of(problem, "decode", None)
-    slots = registry.REHEARSED_MULTIPROCESSORS * configs.programs_per_multiprocessor(problem)
-    return config, _splits(problem, config, slots)
+    return config, _splits(problem, config, registry.REHEARSED_MULTIPROCESSORS)
 
 
 @functools.lru_cache(maxsize=1024)
 def _decode_shape(problem: Problem, device: int) -> tuple[Config, int]:
     """Tile sizes, and into how many parts the keys are split."""
     if device < 0:
-        config, slots = configs.INTERPRETER, 2
-    else:
-        config = configs.choose(problem, "decode", compat.architecture(device))
-        slots = compat.multiprocessors(device) * configs.programs_per_multiprocessor(problem)
-    splits = _splits(problem, config, slots)
-    walking = configs.walking(config, problem, problem.N // splits)
-    return walking, splits if walking == config else _splits(problem, walking, slots)
+        return configs.INTERPRETER, _splits(problem, configs.INTERPRETER, 2)
+    config = configs.choose(problem, "decode", compat.architecture(device))
+    return config, _splits(problem, config, compat.multiprocessors(device))
 
 
-def _splits(problem: Problem, config: Config, slots: int) -> int:
+def _splits(problem: Problem, config: Config, multiprocessors: int) -> int:
     tiles = args.cdiv(problem.N, config.block_n)
+    slots = multiprocessors * configs.programs_per_multiprocessor(problem, multiprocessors)
     splits = problem.num_splits or best_splits(slots, problem.B * problem.Hkv, max(1, min(tiles // 2, 128)))
     return max(1, min(splits, tiles))
 

@@ -69,9 +69,10 @@ INTERPRETER = Config(32, 32, 4, 1)
 DESCRIPTOR_WORK = 2**32
 TUNED = "h200/tune.json"
 TUNED_DECODE = "h200/tune-decode.json"
-# keys that one decode program walks from which on a wide tile of pages pays, see ``TUNED_DECODE``
-LONG_WALK = 1024
+# keys of a paged plane up to which one program reads it alone rather than two whose parts are merged, see ``TUNED_DECODE``
+ALONE = 16384
 WARPGROUP = frozenset({"sm90", "sm100", "sm103"})  # matrix units fed from shared memory by descriptor
+DEPENDENT = WARPGROUP | {"sm120"}  # a kernel may be started while the one before it ends
 
 
 def _sm90() -> dict[Key, Config]:
@@ -180,8 +181,8 @@ def choose(problem: Problem, which: Pass, architecture: str) -> Config:
         return _SINGLE[bucket(problem)] if which != "decode" else Config(16, 32, 4, 1)
     found = _row(key_of(problem, which, architecture))
     if problem.rows == "paged":
-        # the pipeline spends its first stage on the page numbers; four are enough in any case
-        found = replace(found, num_stages=max(found.num_stages, min(found.num_stages + 1, 4)), tma=False)
+        # the pipeline spends its first stage on the page numbers
+        found = replace(found, num_stages=found.num_stages + 1, tma=False)
     if found.tma and work(problem) < DESCRIPTOR_WORK:
         found = _row(Key("large", which, bucket(problem)))
     return fitted(found, architecture)
@@ -192,16 +193,12 @@ def fitted(config: Config, architecture: str) -> Config:
     return replace(config, narrowest=64) if architecture in WARPGROUP else config
 
 
-def walking(config: Config, problem: Problem, keys: int) -> Config:
-    """The configuration of a decode whose programs walk this many keys each: pages are looked up for wide tiles if many."""
-    if problem.rows != "paged" or keys < LONG_WALK or bucket(problem) > 128:
-        return config
-    return replace(config, block_n=128, num_stages=2)
-
-
-def programs_per_multiprocessor(problem: Problem) -> int:
-    """How many decode programs share a multiprocessor: page look-ups keep fewer tiles in flight, so two."""
-    return 2 if problem.rows == "paged" else 1
+def programs_per_multiprocessor(problem: Problem, multiprocessors: int) -> int:
+    """How many decode programs share a multiprocessor: two hide page look-ups, unless one spares the merge."""
+    if problem.rows != "paged":
+        return 1
+    fills = problem.B * problem.Hkv >= 0.9 * multiprocessors
+    return 1 if fills and problem.N <= ALONE else 2
 
 
 def _row(key: Key) -> Config:

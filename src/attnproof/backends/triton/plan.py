@@ -40,6 +40,8 @@ class Plan:
         named: every other parameter by name.
         config: launch options.
         boxes: [rows, columns] of each array, by index, that is loaded through a tensor descriptor.
+        early: the device may start this kernel while the one before it ends (programmatic dependent launch); the kernel,
+            which has an argument ``EARLY``, waits before it reads anything.
     """
 
     def __init__(
@@ -50,11 +52,13 @@ class Plan:
         named: dict[str, Any],
         config: Config,
         boxes: dict[int, tuple[int, int]] | None = None,
+        *,
+        early: bool = False,
     ) -> None:
         self.kernel = kernel
         self.programs = programs
         self.boxes = boxes or {}
-        named = {**named, "TMA": bool(self.boxes)}
+        named = {**named, "TMA": bool(self.boxes), "EARLY": early}
         self.tail = tuple(named[at] for at in kernel.arg_names[arrays:])
         # said aloud because the compiler's own default changes in 3.10
         self.options: dict[str, Any] = {
@@ -64,6 +68,8 @@ class Plan:
         }
         if config.maxnreg:
             self.options["maxnreg"] = config.maxnreg
+        if early:
+            self.options["launch_pdl"] = True
         self.launch: Any = None
         self.after_five = (None,) * (arrays - 5) + self.tail
         self.descriptors: dict[tuple[int, int], TensorDescriptor] = {}

@@ -79,6 +79,13 @@ def device_of(x: Any) -> contextlib.AbstractContextManager[Any]:
     return torch.cuda.device(x.device)
 
 
+def architecture_of(x: Any) -> str:
+    """The architecture that a call on x is compiled for: the rehearsal's, or that of its device."""
+    if _REHEARSALS:
+        return _REHEARSALS[-1].architecture
+    return "interpreter" if x.device.type == "cpu" else compat.architecture(x.get_device())
+
+
 def config_of(problem: Problem, which: Pass, x: Any) -> Config:
     """The configuration of one pass on the device of x, or of the rehearsal."""
     if _REHEARSALS:

@@ -7,10 +7,13 @@ word. On a CPU the uncompiled form runs, which materialises the scores in fp32.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from attnproof.cases import UNBOUNDED, Case
-from attnproof.verify.candidate import Candidate, Skip, Traits, wrap
+from attnproof.verify.candidate import Candidate, Outputs, Skip, Traits, wrap
+from attnproof.verify.inputs import Inputs
 
 
 def build(device: str | None = None) -> Candidate:
@@ -23,13 +26,46 @@ def build(device: str | None = None) -> Candidate:
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     backward = "FlexAttention has none on the CPU" if device == "cpu" else ""
     traits = Traits(limits=_limits, dtypes=("float16", "bfloat16", "float32"), backward=backward)
-    return wrap("torch:flex", _flex, traits, device=device)
+    candidate = wrap("torch:flex", _flex, traits, device=device)
+    return replace(candidate, call=_refusing(candidate.call))
+
+
+def _refusing(call: Callable[[Inputs], Outputs]) -> Callable[[Inputs], Outputs]:
+    """The compiler wraps what FlexAttention says it does not do; both passes are compiled inside the call."""
+
+    def run(inputs: Inputs) -> Outputs:
+        try:
+            return call(inputs)
+        except Exception as error:
+            for line in str(error).splitlines():
+                _, refused, said = line.partition("NotImplementedError: ")
+                if refused or "NYI" in line:
+                    raise Skip(said or line[line.index("NYI") :]) from None
+            raise
+
+    return run
 
 
 def _limits(case: Case) -> str | None:
     if 0 in (case.B, case.H, case.M, case.N, case.D):
         return "no zero sizes"
     return None
+
+
+_last: dict[tuple[Any, ...], Any] = {}  # what was compiled last
+
+
+def _compiled(*structure: Any) -> Any:
+    """FlexAttention compiled for calls of one structure alone; the same structure again compiles nothing."""
+    import torch
+    from torch.nn.attention.flex_attention import flex_attention
+
+    if structure not in _last:
+        torch._dynamo.reset()
+        _last.clear()
+        # the whole graph or an error: never eager without a word
+        _last[structure] = torch.compile(flex_attention, dynamic=False, fullgraph=True)
+    return _last[structure]
 
 
 def _flex(
@@ -78,8 +114,16 @@ def _flex(
     block = None if unmasked else create_block_mask(mask_mod, B, H, M, N, device=q.device)
     run = flex_attention
     if q.device.type != "cpu":
-        torch._dynamo.reset()
-        run = torch.compile(flex_attention, dynamic=False)
+        run = _compiled(
+            *(tuple((part.shape, part.stride(), part.dtype, part.requires_grad) for part in (q, k, v))),
+            *(
+                tuple(
+                    None if part is None else (part.stride(), part.dtype)
+                    for part in (mask, bias, alibi_slopes)
+                )
+            ),
+            (causal, scale, window, softcap, align),
+        )
     with warnings.catch_warnings():
         # the uncompiled form says that it is slow; on a CPU it is what there is
         warnings.simplefilter("ignore")

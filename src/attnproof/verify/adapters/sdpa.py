@@ -41,7 +41,13 @@ def build(name: str, device: str | None = None) -> Candidate:
         raise Skip(f"sdpa has {', '.join(BACKENDS)}; got {name}")
     if device == "cpu" and name in ("efficient", "cudnn"):
         raise Skip("torch has this backend on GPUs only")
-    traits = Traits(numerics="precise" if name == "math" else "flash", align="top_left", limits=_limits)
+    traits = Traits(
+        numerics="precise" if name == "math" else "flash",
+        align="top_left",
+        limits=_limits,
+        # the fused backward passes of GPUs add with atomics, and torch documents that
+        deterministic=name == "math" or device == "cpu",
+    )
     return wrap(f"sdpa:{name}", _Sdpa(name, device), traits, device=device)
 
 
@@ -116,6 +122,8 @@ class _Sdpa:
             if self.device != "cpu":
                 if attn_mask is not None or q.shape[-1] != v.shape[-1]:
                     return None
+                # the public function pads head dims to what the operator takes; zeros leave the logits alone
+                q, k, v = (torch.nn.functional.pad(part, (0, -part.shape[-1] % 8)) for part in (q, k, v))
                 return torch.ops.aten._scaled_dot_product_flash_attention(
                     q, k, v, 0.0, causal, False, scale=scale
                 )[1]

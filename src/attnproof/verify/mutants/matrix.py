@@ -7,6 +7,7 @@ whose output on a case is bit for bit that of the correct kernel are dormant the
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +20,7 @@ from attnproof.verify.blas import one_thread
 from attnproof.verify.candidate import Candidate
 from attnproof.verify.guards import poisoned
 from attnproof.verify.inputs import build
+from attnproof.verify.judge import TensorReport
 from attnproof.verify.mutants import kernel
 from attnproof.verify.mutants.catalogue import OPERATORS
 from attnproof.verify.mutants.operator import Operator
@@ -188,6 +190,29 @@ class Peak:
     closest: float = 0.0
     check: str = ""
 
+    def add(self, report: TensorReport, case: Case) -> None:
+        """Look at one more tensor."""
+        self.results += 1
+        self.used = max(self.used, report.bound_used)
+        if case.statistical:
+            self.z_rms = max(self.z_rms, report.z_rms or 0.0)
+            self.z_max = max(self.z_max, report.z_max or 0.0)
+        for check in report.checks:
+            if check.limit and check.value / check.limit > self.closest:
+                self.closest, self.check = check.value / check.limit, f"{check.name} of {case.id}"
+
+    def with_peak(self, other: Peak) -> Peak:
+        """The larger of both in everything."""
+        first = max(self, other, key=lambda peak: peak.closest)
+        return Peak(
+            self.results + other.results,
+            max(self.z_rms, other.z_rms),
+            max(self.z_max, other.z_max),
+            max(self.used, other.used),
+            first.closest,
+            first.check,
+        )
+
 
 @dataclass
 class Green:
@@ -195,23 +220,26 @@ class Green:
 
     alarms: list[Verdict] = field(default_factory=list)
     peaks: dict[tuple[str, str, str], Peak] = field(default_factory=dict)
+    judged: Counter[tuple[str, str]] = field(default_factory=Counter)
+    skipped: Counter[tuple[str, str]] = field(default_factory=Counter)
 
     def add(self, verdict: Verdict) -> None:
         """Count one verdict."""
+        key = (verdict.candidate, verdict.case.dtype)
+        (self.skipped if verdict.status == SKIP else self.judged)[key] += 1
         if verdict.status not in (PASS, SKIP):
             self.alarms.append(verdict)
         for report in verdict.tensors:
             peak = self.peaks.setdefault((verdict.candidate, verdict.case.dtype, report.tensor), Peak())
-            peak.results += 1
-            peak.used = max(peak.used, report.bound_used)
-            if verdict.case.statistical:
-                peak.z_rms, peak.z_max = (
-                    max(peak.z_rms, report.z_rms or 0.0),
-                    max(peak.z_max, report.z_max or 0.0),
-                )
-            for check in report.checks:
-                if check.limit and check.value / check.limit > peak.closest:
-                    peak.closest, peak.check = check.value / check.limit, f"{check.name} of {verdict.case.id}"
+            peak.add(report, verdict.case)
+
+    def merge(self, other: Green) -> None:
+        """Add what another process found."""
+        self.alarms += other.alarms
+        self.judged.update(other.judged)
+        self.skipped.update(other.skipped)
+        for key, peak in other.peaks.items():
+            self.peaks[key] = self.peaks.get(key, Peak()).with_peak(peak)
 
 
 def judge_correct(

@@ -187,9 +187,10 @@ def joint_kernel(
     if not HAS_ALIBI:
         slopes = shift  # a pointer that nobody reads
     program = make_key_program(
-        q_desc, k_desc, v_desc, do_desc, slopes, stride_slopeb, stride_slopeh,
+        q_desc, k_desc, v_desc, do_desc, slopes, shift, shift, stride_stat, stride_slopeb, stride_slopeh,
         M, N, H, Hkv, left, right, n_slots, n_planes, together, scale, cap, unit,
-        2, BLOCK_M, STAGES, WIDTH, GROUPED, HAS_LEFT, HAS_RIGHT, HAS_SOFTCAP, HAS_ALIBI,
+        2, BLOCK_M, STAGES, WIDTH, GROUPED, HAS_LEFT, HAS_RIGHT, HAS_SOFTCAP, HAS_ALIBI, True,
+        False, False, False, False,
     )  # fmt: skip
     ds = gl.allocate_shared_memory(k_desc.dtype, [2 * SLOTS, 64, BLOCK_M], DS_LAYOUT)
     dq = gl.allocate_shared_memory(gl.float32, [2] + dq_desc.block_type.shape, dq_desc.layout)

@@ -10,28 +10,33 @@ Mirror: ``backends/triton/kernels/backward.dkdv_kernel``.
 from ...triton.kernels.pieces import cut_tiles, query_interval
 from ..compat import (
     aggregate,
+    any_value,
     fence_async_shared,
     gl,
     gluon,
     mbarrier,
-    tma_load,
-    tma_store,
     tma_store_wait,
     warpgroup_mma_wait,
 )
 from .backward_pieces import (
+    Listed,
     Rows,
     Scoring,
     Walk,
     accumulators,
     add_product,
+    copy_in,
+    copy_out,
+    entry_of,
+    key_place,
     make_rows,
     make_walk,
     product,
+    query_place,
     stage_tile,
 )
 from .pieces import place
-from .rings import allocate_barriers
+from .rings import FAR, allocate_barriers
 
 
 @aggregate
@@ -53,13 +58,15 @@ class KeyProgram:
     group: gl.tensor
     first: gl.tensor  # first key
     offset: gl.tensor  # of the keys against the queries
+    listed: any_value  # ``Listed``, or nothing
+    LISTED: gl.constexpr
     BLOCK_M: gl.constexpr
     WIDTH: gl.constexpr
 
     @gluon.constexpr_function
     def __init__(
         self, q, dout, k, v, ready, walk, score, slopes, stride_slopeb, stride_slopeh, b, kv_head, group,
-        first, offset, BLOCK_M, WIDTH,
+        first, offset, listed, LISTED, BLOCK_M, WIDTH,
     ):  # fmt: skip
         self.q = q
         self.dout = dout
@@ -76,6 +83,8 @@ class KeyProgram:
         self.group = group
         self.first = first
         self.offset = offset
+        self.listed = listed
+        self.LISTED = gl.constexpr(LISTED)
         self.BLOCK_M = gl.constexpr(BLOCK_M)
         self.WIDTH = gl.constexpr(WIDTH)
 
@@ -92,7 +101,14 @@ class KeyProgram:
             h = self.kv_head * self.group + member
             slope = gl.load(self.slopes + self.b * self.stride_slopeb + h * self.stride_slopeh)
         shift = self.q.numbers(i, gl.SliceLayout(0, layout))
-        return self.score.weigh(s, shift[None, :], center, queries, row, slope, EDGE)
+        keys, own = 0, 0
+        BOUNDED: gl.constexpr = EDGE and self.LISTED and self.listed.HAS_BOUNDS
+        if BOUNDED:
+            keys = self.first + PART * 64 + gl.arange(0, 64, gl.SliceLayout(1, layout))
+            own = self.listed.own_bounds(row + queries)
+        return self.score.weigh(
+            s, shift[None, :], center, queries, row, slope, keys, own, EDGE, "columns" if BOUNDED else ""
+        )
 
 
 @gluon.jit
@@ -104,22 +120,27 @@ def keys_producer(
 
     With ``RELEASED_TOGETHER`` readers hand back the stage of q, and mean that of dout with it.
     """
-    b, kv_head, first = program.b, program.kv_head, program.first
+    b, kv_head = program.b, program.kv_head
+    where, start = key_place(program)
     mbarrier.expect(program.ready, WARPGROUPS * (k_desc.block_type.nbytes + v_desc.block_type.nbytes))
     for part in gl.static_range(WARPGROUPS):
-        row = first + part * 64
-        tma_load(k_desc, [b, kv_head, row, 0], program.ready, program.k.index(part))
-        tma_load(v_desc, [b, kv_head, row, 0], program.ready, program.v.index(part))
+        row = start + program.first + part * 64
+        copy_in(k_desc, where, kv_head, row, program.ready, program.k.index(part))
+        copy_in(v_desc, where, kv_head, row, program.ready, program.v.index(part))
+    where, start = query_place(program)
     for i in range(0, program.walk.total):
         member, tile = program.walk.at(i)
         h = kv_head * program.group + member
-        plane = (b * H + h).to(gl.int64) * stride_stat
+        if program.LISTED:
+            plane = program.listed.stat + h.to(gl.int64) * stride_stat
+        else:
+            plane = (b * H + h).to(gl.int64) * stride_stat
         row = tile * program.BLOCK_M
         program.q.ring.acquire(i)
-        program.q.load(i, q_desc, shift + plane, b, h, row, program.BLOCK_M)
+        program.q.load(i, q_desc, shift + plane, where, h, start, row, program.BLOCK_M)
         if not RELEASED_TOGETHER:
             program.dout.ring.acquire(i)
-        program.dout.load(i, do_desc, delta + plane, b, h, row, program.BLOCK_M)
+        program.dout.load(i, do_desc, delta + plane, where, h, start, row, program.BLOCK_M)
 
 
 @gluon.jit
@@ -174,12 +195,13 @@ def keys_consumer(program, dk_desc, dv_desc, grad_scale, PART: gl.constexpr, EDG
         for i in range(plain, total - 1):
             s, dk, dv = keys_step(program, i, s, dk, dv, PART, True, False)
     s, dk, dv = keys_step(program, total - 1, s, dk, dv, PART, EDGES, True)
-    b, kv_head, row = program.b, program.kv_head, program.first + PART * 64
+    where, start = key_place(program)
+    kv_head, row = program.kv_head, start + program.first + PART * 64
     stage_tile(program.k.index(PART), dk * grad_scale, dk_desc.dtype, WIDTH)
     stage_tile(program.v.index(PART), dv, dv_desc.dtype, WIDTH)
     fence_async_shared()
-    tma_store(dk_desc, [b, kv_head, row, 0], program.k.index(PART))
-    tma_store(dv_desc, [b, kv_head, row, 0], program.v.index(PART))
+    copy_out(dk_desc, where, kv_head, row, program.k.index(PART))
+    copy_out(dv_desc, where, kv_head, row, program.v.index(PART))
     tma_store_wait(0)
 
 
@@ -201,31 +223,77 @@ def walk_queries(
 
 
 @gluon.jit
+def read_entry(
+    tiles, bounds, slot, b, n_slots, stride_stat, M, H, group,
+    BLOCK_M: gl.constexpr, GROUPED: gl.constexpr, PACKED: gl.constexpr, HAS_BOUNDS: gl.constexpr,
+):  # fmt: skip
+    """(sequence, first key, keys, walk, ``Listed``) of a tile of keys, see ``listing_keys``."""
+    entry = entry_of(tiles, slot, b, n_slots)
+    first = gl.load(entry + 1)
+    n_keys = gl.load(entry + 2)
+    n_rows = gl.load(entry + 4)
+    row = gl.load(entry + 5)
+    stop = gl.load(entry + 10)
+    n_tiles = (M + BLOCK_M - 1) // BLOCK_M
+    if PACKED:
+        n_tiles = stop
+    walk = make_walk(
+        gl.load(entry + 7), gl.load(entry + 8), gl.load(entry + 9), stop, n_tiles, group, GROUPED
+    )
+    if HAS_BOUNDS:
+        bounds += row.to(gl.int64) * 2
+    if PACKED:
+        b = gl.load(entry)
+        k_row = gl.load(entry + 3)
+        # in tiles, so that the compiler sees that rows of statistics are aligned
+        stat = gl.load(entry + 6).to(gl.int64) * 128
+        listed = Listed(
+            row + n_rows, FAR - n_rows, k_row + n_keys, FAR - n_keys, stat, bounds, n_rows, HAS_BOUNDS
+        )
+    else:
+        none = b * 0
+        listed = Listed(b, none, b, none, (b * H).to(gl.int64) * stride_stat, bounds, n_rows, HAS_BOUNDS)
+    return b, first, n_keys, walk, listed
+
+
+@gluon.jit
 def make_key_program(
-    q_desc, k_desc, v_desc, do_desc, slopes, stride_slopeb, stride_slopeh,
+    q_desc, k_desc, v_desc, do_desc, slopes, tiles, bounds, stride_stat, stride_slopeb, stride_slopeh,
     M, N, H, Hkv, left, right, n_slots, n_planes, together, scale, cap, unit,
     WARPGROUPS: gl.constexpr, BLOCK_M: gl.constexpr, STAGES: gl.constexpr, WIDTH: gl.constexpr,
     GROUPED: gl.constexpr, HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr,
-    HAS_SOFTCAP: gl.constexpr, HAS_ALIBI: gl.constexpr,
+    HAS_SOFTCAP: gl.constexpr, HAS_ALIBI: gl.constexpr, RELEASED_TOGETHER: gl.constexpr,
+    LISTED: gl.constexpr, PACKED: gl.constexpr, TOP_LEFT: gl.constexpr, HAS_BOUNDS: gl.constexpr,
 ):  # fmt: skip
     """Place a program and lay out its shared memory."""
     slot, plane = place(gl.program_id(0), n_slots, n_planes, together, False)
     b = plane // Hkv
     group = H // Hkv
-    offset = N - M
     KEYS: gl.constexpr = 64 * WARPGROUPS
-    first = slot * KEYS
-    walk = walk_queries(first, M, N, left, right, group, KEYS, BLOCK_M, GROUPED, HAS_LEFT or HAS_RIGHT)
+    if LISTED:
+        if not HAS_BOUNDS:
+            bounds = tiles
+        b, first, N, walk, listed = read_entry(
+            tiles, bounds, slot, b, n_slots, stride_stat, M, H, group, BLOCK_M, GROUPED, PACKED, HAS_BOUNDS
+        )
+        offset = N - listed.n_rows
+        if TOP_LEFT:
+            right = gl.minimum(right, -offset)
+    else:
+        listed = gl.constexpr(0)
+        offset = N - M
+        first = slot * KEYS
+        walk = walk_queries(first, M, N, left, right, group, KEYS, BLOCK_M, GROUPED, HAS_LEFT or HAS_RIGHT)
     score = Scoring(scale, cap, unit, right, left, M, HAS_SOFTCAP, HAS_ALIBI, HAS_RIGHT, HAS_LEFT, False)
     k = gl.allocate_shared_memory(k_desc.dtype, [WARPGROUPS] + k_desc.block_type.shape, k_desc.layout)
     v = gl.allocate_shared_memory(v_desc.dtype, [WARPGROUPS] + v_desc.block_type.shape, v_desc.layout)
     ready = allocate_barriers(1, 1).index(0)
     q = make_rows(q_desc, STAGES, BLOCK_M, 2)
-    dout = make_rows(do_desc, STAGES, BLOCK_M, 2)
+    dout = make_rows(do_desc, STAGES, BLOCK_M, 0 if RELEASED_TOGETHER else 2)
     fence_async_shared()
     return KeyProgram(
         q, dout, k, v, ready, walk, score, slopes, stride_slopeb, stride_slopeh,
-        b, plane % Hkv, group, first, offset, BLOCK_M, WIDTH,
+        b, plane % Hkv, group, first, offset, listed, LISTED, BLOCK_M, WIDTH,
     )  # fmt: skip
 
 
@@ -236,32 +304,36 @@ def make_key_program(
     ]
 )
 def dkdv_kernel(
-    q_desc, k_desc, v_desc, do_desc, dk_desc, dv_desc, shift, delta, slopes,
+    q_desc, k_desc, v_desc, do_desc, dk_desc, dv_desc, shift, delta, slopes, tiles, bounds,
     stride_stat, stride_slopeb, stride_slopeh,
     M, N, H, Hkv, left, right, n_slots, n_planes, together, grad_scale, scale, cap, unit,
     BLOCK_M: gl.constexpr, STAGES: gl.constexpr, WIDTH: gl.constexpr, GROUPED: gl.constexpr,
     HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr,
     HAS_SOFTCAP: gl.constexpr, HAS_ALIBI: gl.constexpr,
+    LISTED: gl.constexpr, PACKED: gl.constexpr, TOP_LEFT: gl.constexpr, HAS_BOUNDS: gl.constexpr,
     CONSUMER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """Computes: dk [N, D] and dv [N, Dv] of one (sequence, key/value head), summed over the head's query heads.
 
     Grid: one program per (slot of 128 keys, key/value head).
     Shapes: descriptors [B, heads, rows, width], tiles zero-filled to WIDTH columns; shift, delta [B * H, stride_stat].
+    Packed: descriptors of ``arguments.ragged``, M and N token counts, shift and delta [H, stride_stat] by tiles.
     Invariants: after each step dv = sum P^T dout and dk = sum dS^T q over the blocks visited.
     Mirror: streaming.backward, keys outer.
     """
     if not HAS_ALIBI:
         slopes = shift  # a pointer that nobody reads
     program = make_key_program(
-        q_desc, k_desc, v_desc, do_desc, slopes, stride_slopeb, stride_slopeh,
+        q_desc, k_desc, v_desc, do_desc, slopes, tiles, bounds, stride_stat, stride_slopeb, stride_slopeh,
         M, N, H, Hkv, left, right, n_slots, n_planes, together, scale, cap, unit,
-        2, BLOCK_M, STAGES, WIDTH, GROUPED, HAS_LEFT, HAS_RIGHT, HAS_SOFTCAP, HAS_ALIBI,
+        2, BLOCK_M, STAGES, WIDTH, GROUPED, HAS_LEFT, HAS_RIGHT, HAS_SOFTCAP, HAS_ALIBI, False,
+        LISTED, PACKED, TOP_LEFT, HAS_BOUNDS,
     )  # fmt: skip
+    EDGES: gl.constexpr = HAS_LEFT or HAS_RIGHT or HAS_BOUNDS
     gl.warp_specialize(
         [
-            (keys_consumer, (program, dk_desc, dv_desc, grad_scale, 0, HAS_LEFT or HAS_RIGHT)),
-            (keys_consumer, (program, dk_desc, dv_desc, grad_scale, 1, HAS_LEFT or HAS_RIGHT)),
+            (keys_consumer, (program, dk_desc, dv_desc, grad_scale, 0, EDGES)),
+            (keys_consumer, (program, dk_desc, dv_desc, grad_scale, 1, EDGES)),
             (
                 keys_producer,
                 (program, q_desc, k_desc, v_desc, do_desc, shift, delta, stride_stat, H, 2, False),

@@ -10,6 +10,7 @@ from .backward_keys import KeyProgram, keys_producer, make_key_program
 from .backward_pieces import (
     accumulators,
     add_product,
+    key_place,
     product,
     store_tile,
 )
@@ -107,7 +108,8 @@ def values_consumer(split, dv_desc, EDGES: gl.constexpr):
     s, dv = values_step(split, total - 1, s, dv, EDGES, True)
     split.settle(total)
     named_barrier("sync", DONE, 256)
-    store_tile(dv_desc, program.v.index(0), dv, program.b, program.kv_head, program.first, WIDTH)
+    where, start = key_place(program)
+    store_tile(dv_desc, program.v.index(0), dv, where, program.kv_head, start + program.first, WIDTH)
 
 
 @gluon.jit
@@ -153,15 +155,9 @@ def keys_half_consumer(split, dk_desc, grad_scale):
         dp, dk = keys_half_step(split, i, dp, dk, False)
     dp, dk = keys_half_step(split, total - 1, dp, dk, True)
     named_barrier("sync", DONE, 256)
-    store_tile(
-        dk_desc,
-        program.k.index(0),
-        dk * grad_scale,
-        program.b,
-        program.kv_head,
-        program.first,
-        WIDTH,
-    )
+    where, start = key_place(program)
+    row = start + program.first
+    store_tile(dk_desc, program.k.index(0), dk * grad_scale, where, program.kv_head, row, WIDTH)
 
 
 @gluon.jit(
@@ -171,35 +167,39 @@ def keys_half_consumer(split, dk_desc, grad_scale):
     ]
 )
 def dkdv_split_kernel(
-    q_desc, k_desc, v_desc, do_desc, dk_desc, dv_desc, shift, delta, slopes,
+    q_desc, k_desc, v_desc, do_desc, dk_desc, dv_desc, shift, delta, slopes, tiles, bounds,
     stride_stat, stride_slopeb, stride_slopeh,
     M, N, H, Hkv, left, right, n_slots, n_planes, together, grad_scale, scale, cap, unit,
     BLOCK_M: gl.constexpr, STAGES: gl.constexpr, SLOTS: gl.constexpr, P_LAYOUT: gl.constexpr,
     WIDTH: gl.constexpr, GROUPED: gl.constexpr,
     HAS_LEFT: gl.constexpr, HAS_RIGHT: gl.constexpr,
     HAS_SOFTCAP: gl.constexpr, HAS_ALIBI: gl.constexpr,
+    LISTED: gl.constexpr, PACKED: gl.constexpr, TOP_LEFT: gl.constexpr, HAS_BOUNDS: gl.constexpr,
     CONSUMER_REGISTERS: gl.constexpr, PRODUCER_REGISTERS: gl.constexpr,
 ):  # fmt: skip
     """Computes: dk [N, D] and dv [N, Dv] of one (sequence, key/value head), summed over the head's query heads.
 
     Grid: one program per (slot of 64 keys, key/value head).
     Shapes: descriptors [B, heads, rows, width], tiles zero-filled to WIDTH columns; shift, delta [B * H, stride_stat].
+    Packed: as ``backward_keys.dkdv_kernel``.
     Invariants: after each step dv = sum P^T dout in one warpgroup, dk = sum dS^T q in the other.
     Mirror: streaming.backward, keys outer.
     """
     if not HAS_ALIBI:
         slopes = shift  # a pointer that nobody reads
     program = make_key_program(
-        q_desc, k_desc, v_desc, do_desc, slopes, stride_slopeb, stride_slopeh,
+        q_desc, k_desc, v_desc, do_desc, slopes, tiles, bounds, stride_stat, stride_slopeb, stride_slopeh,
         M, N, H, Hkv, left, right, n_slots, n_planes, together, scale, cap, unit,
-        1, BLOCK_M, STAGES, WIDTH, GROUPED, HAS_LEFT, HAS_RIGHT, HAS_SOFTCAP, HAS_ALIBI,
+        1, BLOCK_M, STAGES, WIDTH, GROUPED, HAS_LEFT, HAS_RIGHT, HAS_SOFTCAP, HAS_ALIBI, False,
+        LISTED, PACKED, TOP_LEFT, HAS_BOUNDS,
     )  # fmt: skip
     split = SplitProgram(
         program, gl.allocate_shared_memory(gl.float32, [SLOTS, 64, BLOCK_M], P_LAYOUT), SLOTS
     )
+    EDGES: gl.constexpr = HAS_LEFT or HAS_RIGHT or HAS_BOUNDS
     gl.warp_specialize(
         [
-            (values_consumer, (split, dv_desc, HAS_LEFT or HAS_RIGHT)),
+            (values_consumer, (split, dv_desc, EDGES)),
             (keys_half_consumer, (split, dk_desc, grad_scale)),
             (
                 keys_producer,

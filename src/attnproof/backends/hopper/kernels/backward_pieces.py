@@ -19,8 +19,38 @@ from ..compat import (
     tma_store_wait,
     warpgroup_mma,
 )
+from .listing import HEAD, WIDTH
 from .pieces import operand_layout, product_layout, tanh
-from .rings import allocate_barriers
+from .rings import FAR, allocate_barriers
+
+HEAD_NUMBERS = gl.constexpr(HEAD)
+ENTRY = gl.constexpr(WIDTH)
+
+
+@gluon.constexpr_function
+def is_ragged(shape):
+    """Whether a block is one of ``arguments.ragged``."""
+    return len(shape) == 5
+
+
+@gluon.jit
+def copy_in(desc, place, h, row, full, target):
+    """Start the copy of a block into shared memory."""
+    RAGGED: gl.constexpr = is_ragged(desc.block_type.shape)
+    if RAGGED:
+        tma_load(desc, [FAR, place, h, row, 0], full, target)
+    else:
+        tma_load(desc, [place, h, row, 0], full, target)
+
+
+@gluon.jit
+def copy_out(desc, place, h, row, source):
+    """Start the copy of a block from shared memory; what is past the end is dropped."""
+    RAGGED: gl.constexpr = is_ragged(desc.block_type.shape)
+    if RAGGED:
+        tma_store(desc, [FAR, place, h, row, 0], source)
+    else:
+        tma_store(desc, [place, h, row, 0], source)
 
 
 @aggregate
@@ -50,11 +80,11 @@ class Ring:
         mbarrier.wait(self.empty.index(i % self.STAGES), ((i // self.STAGES) & 1) ^ 1)
 
     @gluon.jit
-    def load(self, i, desc, b, h, row):
+    def load(self, i, desc, place, h, row):
         """Producer: fill the stage of step i from ``row`` of a plane; rows and columns past the tensor's end are zeros."""
         full = self.full.index(i % self.STAGES)
         mbarrier.expect(full, desc.block_type.nbytes)
-        tma_load(desc, [b, h, row, 0], full, self.data.index(i % self.STAGES))
+        copy_in(desc, place, h, row, full, self.data.index(i % self.STAGES))
 
     @gluon.jit
     def wait(self, i):
@@ -69,9 +99,17 @@ class Ring:
 
 @gluon.jit
 def make_ring(desc, STAGES: gl.constexpr, READERS: gl.constexpr):
-    """An empty ring of tiles of ``desc``."""
+    """An empty ring of tiles of ``desc``; no ``READERS`` if its stages are handed back with another ring's.
+
+    An mbarrier that nobody waits at is not made: the compiler gives its memory to tiles, which a live mbarrier may not be.
+    """
     data = gl.allocate_shared_memory(desc.dtype, [STAGES] + desc.block_type.shape, desc.layout)
-    return Ring(data, allocate_barriers(STAGES, 1), allocate_barriers(STAGES, READERS), STAGES)
+    full = allocate_barriers(STAGES, 1)
+    if READERS == 0:
+        empty = full
+    else:
+        empty = allocate_barriers(STAGES, READERS)
+    return Ring(data, full, empty, STAGES)
 
 
 @aggregate
@@ -87,14 +125,14 @@ class Rows:
         self.stat = stat
 
     @gluon.jit
-    def load(self, i, desc, numbers, b, h, row, ROWS: gl.constexpr):
-        """Producer: fill an empty stage with tile and numbers of step i; ``numbers``, the plane, has a number for every row."""
+    def load(self, i, desc, numbers, place, h, start, row, ROWS: gl.constexpr):
+        """Producer: fill an empty stage with tile and numbers of step i; ``numbers`` has one for every row behind ``start``."""
         lanes: gl.constexpr = gl.BlockedLayout([ROWS // 32], [32], [1], [0])
         stage = i % self.ring.STAGES
         copy_load(self.stat.index(stage), numbers + row + gl.arange(0, ROWS, lanes))
         # the barrier's phase stays open until these copies have landed, and then for the tile's bytes
         copy_arrive(self.ring.full.index(stage))
-        self.ring.load(i, desc, b, h, row)
+        self.ring.load(i, desc, place, h, start + row)
 
     @gluon.jit
     def numbers(self, i, LAYOUT: gl.constexpr):
@@ -107,6 +145,70 @@ def make_rows(desc, STAGES: gl.constexpr, ROWS: gl.constexpr, READERS: gl.conste
     """An empty ring of query-side tiles."""
     flat: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
     return Rows(make_ring(desc, STAGES, READERS), gl.allocate_shared_memory(gl.float32, [STAGES, ROWS], flat))
+
+
+@aggregate
+class Listed:
+    """What a list says about the rows of a program.
+
+    Rows of queries and keys begin at (place, start) of their descriptors, see ``arguments.ragged``; the numbers of row
+    statistics begin at ``stat`` of the first head's; ``bounds`` begin at the sequence's first query.
+    """
+
+    q_place: gl.tensor
+    q_start: gl.tensor
+    k_place: gl.tensor
+    k_start: gl.tensor
+    stat: gl.tensor
+    bounds: gl.tensor
+    n_rows: gl.tensor
+    HAS_BOUNDS: gl.constexpr
+
+    @gluon.constexpr_function
+    def __init__(self, q_place, q_start, k_place, k_start, stat, bounds, n_rows, HAS_BOUNDS):
+        self.q_place = q_place
+        self.q_start = q_start
+        self.k_place = k_place
+        self.k_start = k_start
+        self.stat = stat
+        self.bounds = bounds
+        self.n_rows = n_rows
+        self.HAS_BOUNDS = gl.constexpr(HAS_BOUNDS)
+
+    @gluon.jit
+    def own_bounds(self, rows):
+        """Where the bounds of rows of queries are; rows past the last one have some, too, and P = 0 whatever these say."""
+        return self.bounds + rows * 2
+
+
+@gluon.jit
+def entry_of(tiles, slot, b, n_slots):
+    """Where a tile's numbers are; sequences share the one list of packed rows, and bounds may be the same for all."""
+    return tiles + HEAD_NUMBERS + (gl.minimum(b, gl.load(tiles + 1) - 1) * n_slots + slot) * ENTRY
+
+
+@gluon.jit
+def query_place(program):
+    """(place, start) of rows of queries in their descriptors."""
+    if program.LISTED:
+        place = program.listed.q_place
+        start = program.listed.q_start
+    else:
+        place = program.b
+        start = program.b * 0
+    return place, start
+
+
+@gluon.jit
+def key_place(program):
+    """(place, start) of rows of keys in their descriptors."""
+    if program.LISTED:
+        place = program.listed.k_place
+        start = program.listed.k_start
+    else:
+        place = program.b
+        start = program.b * 0
+    return place, start
 
 
 @aggregate
@@ -197,6 +299,36 @@ def keep_from(p, columns, low):
     )
 
 
+@gluon.jit
+def keep_between(p, columns, low, high):
+    """p where ``low <= columns < high``, limits per row, else 0."""
+    return gl.inline_asm_elementwise(
+        "{ .reg .pred p; setp.lt.s32 p, $2, $4; setp.ge.and.s32 p, $2, $3, p; selp.f32 $0, $1, 0f00000000, p; }",
+        "=f,f,r,r,r",
+        [p, columns[None, :], low[:, None], high[:, None]],
+        gl.float32,
+        is_pure=True,
+        pack=1,
+    )
+
+
+@gluon.jit
+def keep_bounded(p, rows, own):
+    """p where ``rows`` is in the interval that its column's address ``own`` holds, else 0.
+
+    The interval is loaded where it is used: a tile's intervals are more than the registers hold.
+    """
+    return gl.inline_asm_elementwise(
+        "{ .reg .pred p; .reg .b32 a, b; ld.global.nc.b32 a, [$3]; ld.global.nc.b32 b, [$3+4]; "
+        "setp.ge.s32 p, $2, a; setp.lt.and.s32 p, $2, b, p; selp.f32 $0, $1, 0f00000000, p; }",
+        "=f,f,r,l",
+        [p, rows[:, None], own[None, :]],
+        gl.float32,
+        is_pure=True,
+        pack=1,
+    )
+
+
 @aggregate
 class Scoring:
     """From raw products to P, and to what turns dP - delta into the gradient of the scaled products.
@@ -250,10 +382,13 @@ class Scoring:
         return p
 
     @gluon.jit
-    def weigh(self, s, shift, center, columns, first, slope, EDGE: gl.constexpr):
+    def weigh(
+        self, s, shift, center, columns, first, slope, keys, own, EDGE: gl.constexpr, BOUNDS: gl.constexpr
+    ):  # fmt: skip
         """(P, P times the derivative of softcap) of raw products, ``shift`` being lse in octaves, +inf for dead rows.
 
-        ``columns`` and ``center`` count from the tile's ``first`` column.
+        ``columns`` and ``center`` count from the tile's ``first`` column. What BOUNDS leave is at ``own``: "rows" where rows are
+        queries and ``first`` is a key, "columns" where rows are ``keys``; else "".
         """
         ratio = s  # unused without softcap
         if self.HAS_SOFTCAP:
@@ -265,7 +400,12 @@ class Scoring:
         p = gl.exp2(s * self.unit - shift)
         if EDGE:
             # not -inf into the exponent: a masked score may be NaN, and the scale negative
-            p = self.hide(p, center, columns, first)
+            if BOUNDS == "rows":
+                p = keep_between(p, columns, gl.load(own) - first, gl.load(own + 1) - first)
+            elif BOUNDS == "columns":
+                p = keep_bounded(p, keys, own.to(gl.int64))
+            else:
+                p = self.hide(p, center, columns, first)
         weight = p
         if self.HAS_SOFTCAP:
             weight = p * (1.0 - ratio * ratio)
@@ -311,9 +451,9 @@ def stage_tile(buffer, tile, DTYPE: gl.constexpr, WIDTH: gl.constexpr):
 
 
 @gluon.jit
-def store_tile(desc, buffer, tile, b, h, row, WIDTH: gl.constexpr):
+def store_tile(desc, buffer, tile, place, h, row, WIDTH: gl.constexpr):
     """Store an accumulator through ``buffer``; what is past the tensor's end is dropped."""
     stage_tile(buffer, tile, desc.dtype, WIDTH)
     fence_async_shared()
-    tma_store(desc, [b, h, row, 0], buffer)
+    copy_out(desc, place, h, row, buffer)
     tma_store_wait(0)

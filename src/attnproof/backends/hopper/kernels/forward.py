@@ -20,6 +20,7 @@ from .pieces import (
     columns_layout,
     finish,
     hide,
+    hide_listed,
     logits,
     multiply_keys,
     operand_layout,
@@ -31,6 +32,7 @@ from .pieces import (
 )
 from .producer import produce
 from .rings import (
+    FAR,
     KEYS_FREE,
     TURN,
     allocate_barriers,
@@ -41,7 +43,7 @@ from .rings import (
     take_turn,
     wait_stage,
 )
-from .state import Extras, Factors, Memory, Rows, Sizes, locate
+from .state import Extras, Factors, ListedSizes, Memory, Rows, Sizes, lengths, locate, query_origin
 
 
 @gluon.jit
@@ -59,10 +61,13 @@ def softmax(
     i = tile.first + WARPGROUP * 64 + gl.arange(0, 64, rows_layout(C.block_n))
     columns = gl.arange(0, C.block_n, columns_layout(C.block_n))
     first = number * C.block_n
-    offset = sizes.N - sizes.M
+    n_rows, n_keys = lengths(tile, sizes, C)
+    offset = n_keys - n_rows
     s = logits(s, i + (offset - first), columns, factors.scale, factors.cap, slope, C)
-    if MASKED:
-        s = hide(s, i, columns, first, sizes.N, offset, sizes.left, sizes.right, C)
+    if MASKED and C.listed:
+        s = hide_listed(s, i, columns, first, tile, sizes, C)
+    elif MASKED:
+        s = hide(s, i, columns, first, n_keys, offset, sizes.left, sizes.right, C)
     return weights(s, m, factors.unit, factors.wide_unit)
 
 
@@ -117,12 +122,12 @@ def attend(memory, tile, sizes, factors, slope, count, WARPGROUP: gl.constexpr, 
     keys = tile.keys
     full = gl.maximum(keys.stop - keys.full_stop, 1)
     edge = gl.maximum(keys.stop - keys.full_start, 1)
-    if C.has_right:
+    if C.right_edges:
         for index in range(1, full):
             rows = step(rows, memory, tile, sizes, factors, slope, count, index, WARPGROUP, True, C)
     for index in range(full, edge):
         rows = step(rows, memory, tile, sizes, factors, slope, count, index, WARPGROUP, False, C)
-    if C.has_left:
+    if C.left_edges:
         for index in range(edge, keys.stop - keys.start):
             rows = step(rows, memory, tile, sizes, factors, slope, count, index, WARPGROUP, True, C)
     return rows
@@ -136,10 +141,27 @@ def store_rows(out, acc, memory, tile, WARPGROUP: gl.constexpr, C: gl.constexpr)
         tma_store_wait(0)  # of the tile before
     staged.reshape([64, C.width_v]).store(acc.to(out.dtype))
     fence_async_shared()
-    tma_store(out, [tile.b, tile.h, tile.first + WARPGROUP * 64, 0], staged)
+    place, start = query_origin(tile, C)
+    row = start + tile.first + WARPGROUP * 64
+    if C.packed:
+        tma_store(out, [FAR, place, tile.h, row, 0], staged)
+    else:
+        tma_store(out, [place, tile.h, row, 0], staged)
     if C.dynamic and not C.own_out:
         tma_store_wait(0)
         mbarrier.arrive(memory.q_empty.index(WARPGROUP), count=1)
+
+
+@gluon.jit
+def store_lse(lse, row_lse, tile, sizes, WARPGROUP: gl.constexpr, C: gl.constexpr):
+    """Store the lse of rows that exist."""
+    i = tile.first + WARPGROUP * 64 + gl.arange(0, 64, rows_layout(C.block_n))
+    n_rows, _ = lengths(tile, sizes, C)
+    if C.packed:
+        plane = tile.h.to(gl.int64) * sizes.M + tile.row
+    else:
+        plane = (tile.b * sizes.H + tile.h).to(gl.int64) * sizes.M
+    gl.store(lse + plane + i, row_lse, mask=i < n_rows)
 
 
 @gluon.jit
@@ -160,10 +182,11 @@ def work(out, extras, memory, tile, sizes, factors, turn, count, WARPGROUP: gl.c
         row_lse = row_lse + factors.cap
     if C.has_sink:
         sink = gl.load(extras.sink + tile.h * extras.stride_sink).to(gl.float32)
+        if C.packed:
+            # tokens past the last sequence have no sink either
+            sink = gl.where(tile.real > 0, sink, -INF)
         factor, row_lse = add_sink(factor, row_lse, sink)
-    i = tile.first + WARPGROUP * 64 + gl.arange(0, 64, rows_layout(C.block_n))
-    plane = (tile.b * sizes.H + tile.h).to(gl.int64) * sizes.M
-    gl.store(extras.lse + plane + i, row_lse, mask=i < sizes.M)
+    store_lse(extras.lse, row_lse, tile, sizes, WARPGROUP, C)
     factor = gl.convert_layout(factor, rows_layout(C.width_v))
     number, upcoming = following(memory, tile, sizes, turn, C)
     acc = warpgroup_mma_wait(0, deps=(token,))
@@ -205,7 +228,8 @@ def consume_tile(
 ):
     """``work``, or ``idle`` where this warpgroup has no row."""
     if C.has_idle and WARPGROUP > 0:
-        if tile.first + WARPGROUP * 64 < sizes.M:
+        n_rows, _ = lengths(tile, sizes, C)
+        if tile.first + WARPGROUP * 64 < n_rows:
             number, upcoming = work(out, extras, memory, tile, sizes, factors, turn, count, WARPGROUP, C)
         else:
             number, upcoming = idle(memory, tile, sizes, turn, count, WARPGROUP, C)
@@ -272,9 +296,20 @@ NUMBERS = [
 ]
 
 
+@gluon.jit
+def listed_sizes(tiles, bounds, M, H, group, left, right, n_planes, together, C: gl.constexpr):
+    """``ListedSizes``, which begin with what the head of the list says."""
+    if not C.has_bounds:
+        bounds = tiles  # a pointer that nobody reads
+    n_slots = gl.load(tiles)
+    return ListedSizes(
+        tiles, bounds, M, H, group, left, right, n_slots, n_planes, together, gl.load(tiles + 1)
+    )
+
+
 @gluon.jit(do_not_specialize=NUMBERS)
 def forward_kernel(
-    q, k, v, out, lse, counter, slopes, sink,
+    q, k, v, out, lse, counter, slopes, sink, tiles, bounds,
     scale, cap, unit, wide_unit, lift,
     stride_slopeb, stride_slopeh, stride_sink,
     M, N, H, group, left, right, n_slots, n_planes, together,
@@ -284,12 +319,16 @@ def forward_kernel(
 
     Grid: one program per tile of ``C.block_m`` queries, or (``C.dynamic``) at most one per multiprocessor.
     Shapes: q [B, H, M, D], k [B, Hkv, N, D], v [B, Hkv, N, Dv], out [B, H, M, Dv] as descriptors of blocks [1, 1, 64 or
-    block_n, width]; lse [B, H, M]; counter int32 [2], zero before and after.
+    block_n, width]; lse [B, H, M]; counter int32 [2], zero before and after; packed see ``arguments.ragged``, lse [H, M];
+    listed, tiles as in ``listing`` and bounds int32 [rows, 2].
     Invariants: see ``Rows``; every warpgroup of a program walks the same tiles of keys.
     Mirror: triton.kernels.forward.forward_kernel.
     """
     memory = allocate(q, k, v, out, C)
-    sizes = Sizes(M, N, H, group, left, right, n_slots, n_planes, together)
+    if C.listed:
+        sizes = listed_sizes(tiles, bounds, M, H, group, left, right, n_planes, together, C)
+    else:
+        sizes = Sizes(M, N, H, group, left, right, n_slots, n_planes, together)
     factors = Factors(scale, cap, unit, wide_unit, lift)
     extras = Extras(lse, slopes, sink, stride_slopeb, stride_slopeh, stride_sink)
     if C.warpgroups == 2:

@@ -150,6 +150,22 @@ def hide(s, i, columns, first, N, offset, left, right, C: gl.constexpr):
     return s
 
 
+@gluon.jit
+def hide_listed(s, i, columns, first, tile, sizes, C: gl.constexpr):
+    """``hide`` with the lengths of a listed tile, or by what its rows' bounds leave."""
+    if C.has_bounds:
+        # rows past the last one have something behind it, and are stored nowhere
+        own = sizes.bounds + (tile.row + i).to(gl.int64) * 2
+        s = show_between(s, columns, gl.load(own) - first, gl.load(own + 1) - first)
+    else:
+        offset = tile.n_keys - tile.n_rows
+        right = sizes.right
+        if C.top_left:
+            right = gl.minimum(right, -offset)
+        s = hide(s, i, columns, first, tile.n_keys, offset, sizes.left, right, C)
+    return s
+
+
 # ---- scores ----
 
 

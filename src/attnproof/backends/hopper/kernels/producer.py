@@ -1,17 +1,17 @@
 """The copying warp of the forward kernel: which tile is next, and its rows in the order in which they are used."""
 
-from ..compat import gl, gluon, mbarrier, tma_load
-from .rings import load_stage
-from .state import locate
+from ..compat import gl, gluon, mbarrier
+from .rings import load_block, load_stage
+from .state import key_origin, locate, query_origin
 
 
 @gluon.jit
-def load_queries(q, memory, tile, turn, WARPGROUP: gl.constexpr):
+def load_queries(q, memory, tile, turn, WARPGROUP: gl.constexpr, C: gl.constexpr):
     """Start the copy of one warpgroup's queries, when it has left those of the tile before."""
     mbarrier.wait(memory.q_empty.index(WARPGROUP), (turn & 1) ^ 1)
-    full = memory.q_full.index(WARPGROUP)
-    mbarrier.expect(full, q.block_type.nbytes)
-    tma_load(q, [tile.b, tile.h, tile.first + WARPGROUP * 64, 0], full, memory.q.index(WARPGROUP))
+    place, start = query_origin(tile, C)
+    row = start + tile.first + WARPGROUP * 64
+    load_block(q, place, tile.h, row, memory.q_full.index(WARPGROUP), memory.q.index(WARPGROUP), C.packed)
 
 
 @gluon.jit
@@ -22,20 +22,21 @@ def load_tile(q, k, v, counter, memory, sizes, tile, turn, count, C: gl.constexp
     """
     head = tile.h // sizes.group
     last = tile.keys.stop - 1
-    load_queries(q, memory, tile, turn, 0)
-    load_stage(memory.k, k, tile.b, head, last * C.block_n, count, C)
+    place, start = key_origin(tile, C)
+    load_queries(q, memory, tile, turn, 0, C)
+    load_stage(memory.k, k, place, head, start + last * C.block_n, count, C)
     WARPGROUPS: gl.constexpr = C.warpgroups
     for warpgroup in gl.static_range(1, WARPGROUPS):
-        load_queries(q, memory, tile, turn, warpgroup)
-    load_stage(memory.v, v, tile.b, head, last * C.block_n, count, C)
+        load_queries(q, memory, tile, turn, warpgroup, C)
+    load_stage(memory.v, v, place, head, start + last * C.block_n, count, C)
     upcoming = turn * 0
     if C.dynamic:
         upcoming = draw(counter)
     n_tiles = tile.keys.stop - tile.keys.start
     for step in range(1, n_tiles):
-        row = (last - step) * C.block_n
-        load_stage(memory.k, k, tile.b, head, row, count + step, C)
-        load_stage(memory.v, v, tile.b, head, row, count + step, C)
+        row = start + (last - step) * C.block_n
+        load_stage(memory.k, k, place, head, row, count + step, C)
+        load_stage(memory.v, v, place, head, row, count + step, C)
     return count + n_tiles, upcoming
 
 

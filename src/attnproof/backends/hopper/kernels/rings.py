@@ -8,6 +8,7 @@ from ..compat import aggregate, gl, gluon, mbarrier, tma_load
 
 TURN = gl.constexpr(6)  # first named barrier of the warpgroups' turns
 KEYS_FREE = gl.constexpr(9)  # first of the stages of k; those of v follow
+FAR = gl.constexpr(2**30)  # ``arguments.FAR``
 
 
 @gluon.constexpr_function
@@ -83,7 +84,17 @@ def allocate_ring(desc, first: gl.constexpr, C: gl.constexpr):
 
 
 @gluon.jit
-def load_stage(ring, desc, b, h, row, count, C: gl.constexpr):
+def load_block(desc, place, h, row, full, target, PACKED: gl.constexpr):
+    """Start the copy of a block; ``place`` and ``row`` are of ``state.origin``."""
+    mbarrier.expect(full, desc.block_type.nbytes)
+    if PACKED:
+        tma_load(desc, [FAR, place, h, row, 0], full, target)
+    else:
+        tma_load(desc, [place, h, row, 0], full, target)
+
+
+@gluon.jit
+def load_stage(ring, desc, place, h, row, count, C: gl.constexpr):
     """Start the copy of rows from ``row`` on into the ``count``-th stage, when its readers have left it."""
     stage = count % C.stages
     if C.named_release:
@@ -91,8 +102,7 @@ def load_stage(ring, desc, b, h, row, count, C: gl.constexpr):
             named_barrier("sync", ring.first + stage, C.warpgroups * 128 + 32)
     else:
         mbarrier.wait(ring.empty.index(stage), ((count // C.stages) & 1) ^ 1)
-    mbarrier.expect(ring.full.index(stage), desc.block_type.nbytes)
-    tma_load(desc, [b, h, row, 0], ring.full.index(stage), ring.tiles.index(stage))
+    load_block(desc, place, h, row, ring.full.index(stage), ring.tiles.index(stage), C.packed)
 
 
 @gluon.jit

@@ -1,8 +1,12 @@
 """What the functions of the forward kernel hand to each other, by name."""
 
 from ..compat import aggregate, gl, gluon
+from .listing import HEAD, WIDTH
 from .pieces import Keys, key_tiles, place
-from .rings import Ring
+from .rings import FAR, Ring
+
+HEAD_NUMBERS = gl.constexpr(HEAD)
+ENTRY = gl.constexpr(WIDTH)
 
 
 @aggregate
@@ -30,6 +34,37 @@ class Sizes:
         self.n_slots = n_slots
         self.n_planes = n_planes
         self.together = together
+
+
+@aggregate
+class ListedSizes:
+    """``Sizes`` where tiles stand in a list; M counts the rows of lse, and ``bounds`` is anything where there are none."""
+
+    tiles: gl.tensor
+    bounds: gl.tensor
+    M: gl.tensor
+    H: gl.tensor
+    group: gl.tensor
+    left: gl.tensor
+    right: gl.tensor
+    n_slots: gl.tensor
+    n_planes: gl.tensor
+    together: gl.tensor
+    n_lists: gl.tensor
+
+    @gluon.constexpr_function
+    def __init__(self, tiles, bounds, M, H, group, left, right, n_slots, n_planes, together, n_lists):
+        self.tiles = tiles
+        self.bounds = bounds
+        self.M = M
+        self.H = H
+        self.group = group
+        self.left = left
+        self.right = right
+        self.n_slots = n_slots
+        self.n_planes = n_planes
+        self.together = together
+        self.n_lists = n_lists
 
 
 @aggregate
@@ -101,7 +136,7 @@ class Memory:
 
 @aggregate
 class Tile:
-    """The query rows of a tile, and its keys; ``slope`` is of ALiBi."""
+    """The query rows of a tile, and its keys."""
 
     b: gl.tensor
     h: gl.tensor
@@ -114,6 +149,33 @@ class Tile:
         self.h = h
         self.first = first
         self.keys = keys
+
+
+@aggregate
+class ListedTile:
+    """``Tile`` with the lengths of its sequence and where its rows begin; see ``listing`` for the fields."""
+
+    b: gl.tensor
+    h: gl.tensor
+    first: gl.tensor
+    keys: Keys
+    real: gl.tensor
+    n_rows: gl.tensor
+    row: gl.tensor
+    n_keys: gl.tensor
+    k_row: gl.tensor
+
+    @gluon.constexpr_function
+    def __init__(self, b, h, first, keys, real, n_rows, row, n_keys, k_row):
+        self.b = b
+        self.h = h
+        self.first = first
+        self.keys = keys
+        self.real = real
+        self.n_rows = n_rows
+        self.row = row
+        self.n_keys = n_keys
+        self.k_row = k_row
 
 
 @aggregate
@@ -142,6 +204,62 @@ class Rows:
 def locate(number, sizes, C: gl.constexpr):
     """Where a tile lives."""
     slot, plane = place(number, sizes.n_slots, sizes.n_planes, sizes.together, C.has_right)
-    first = slot * C.block_m
-    start, full_start, full_stop, stop = key_tiles(first, sizes.M, sizes.N, sizes.left, sizes.right, C)
-    return Tile(plane // sizes.H, plane % sizes.H, first, Keys(start, full_start, full_stop, stop))
+    if C.listed:
+        tile = read_tile(slot, plane, sizes, C)
+    else:
+        first = slot * C.block_m
+        start, full_start, full_stop, stop = key_tiles(first, sizes.M, sizes.N, sizes.left, sizes.right, C)
+        tile = Tile(plane // sizes.H, plane % sizes.H, first, Keys(start, full_start, full_stop, stop))
+    return tile
+
+
+@gluon.jit
+def read_tile(slot, plane, sizes, C: gl.constexpr):
+    """The tile that stands in the list; one past the last is some other one."""
+    b = plane // sizes.H
+    which = gl.minimum(gl.maximum(slot, 0), sizes.n_slots - 1)
+    which += gl.minimum(b, sizes.n_lists - 1) * sizes.n_slots
+    entry = sizes.tiles + HEAD_NUMBERS + which * ENTRY
+    if C.packed:
+        b = gl.load(entry)
+    keys = Keys(gl.load(entry + 7), gl.load(entry + 8), gl.load(entry + 9), gl.load(entry + 10))
+    return ListedTile(
+        b, plane % sizes.H, gl.load(entry + 2), keys, gl.load(entry + 1), gl.load(entry + 3), gl.load(entry + 4),
+        gl.load(entry + 5), gl.load(entry + 6),
+    )  # fmt: skip
+
+
+@gluon.jit
+def lengths(tile, sizes, C: gl.constexpr):
+    """(queries, keys) of the sequence of a tile."""
+    if C.listed:
+        n_rows = tile.n_rows
+        n_keys = tile.n_keys
+    else:
+        n_rows = sizes.M
+        n_keys = sizes.N
+    return n_rows, n_keys
+
+
+@gluon.jit
+def query_origin(tile, C: gl.constexpr):
+    """(place, row of the tile's first sequence row) of descriptors of rows of queries, see ``arguments.ragged``."""
+    if C.packed:
+        place = tile.row + tile.n_rows
+        row = FAR - tile.n_rows
+    else:
+        place = tile.b
+        row = tile.b * 0
+    return place, row
+
+
+@gluon.jit
+def key_origin(tile, C: gl.constexpr):
+    """The same for rows of keys."""
+    if C.packed:
+        place = tile.k_row + tile.n_keys
+        row = FAR - tile.n_keys
+    else:
+        place = tile.b
+        row = tile.b * 0
+    return place, row

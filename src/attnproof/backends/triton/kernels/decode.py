@@ -7,6 +7,7 @@ behind the valid ones before. Lengths are read on the device, so a captured grap
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from .forward import finish, load_keys, online_softmax
 from .pieces import (
@@ -43,6 +44,7 @@ def decode_kernel(
     ROWS: tl.constexpr, PAGE: tl.constexpr, BANDED: tl.constexpr, TOP_LEFT: tl.constexpr,
     HAS_ALIBI: tl.constexpr, HAS_SOFTCAP: tl.constexpr, HAS_SINK: tl.constexpr,
     FOLD: tl.constexpr, EXACT: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr, TMA: tl.constexpr,
+    LEADS: tl.constexpr,
 ):  # fmt: skip
     """Computes: out and lse of one part of the keys for all queries of one key/value head.
 
@@ -52,6 +54,8 @@ def decode_kernel(
     Invariants: as forward_kernel; a part without keys has out 0 and lse -inf.
     Mirror: streaming.forward and online_softmax.merge.
     """
+    if LEADS:
+        gdc_launch_dependents()  # combine_kernel may take its place already; it waits for all of this
     pid = tl.program_id(0)
     part = pid % SPLITS
     b = pid // SPLITS // Hkv
@@ -153,6 +157,7 @@ def combine_kernel(
     stride_ob, stride_oh, stride_om, stride_od, stride_lseb, stride_lseh, stride_sink,
     M, B, H,
     SPLITS: tl.constexpr, BLOCK_S: tl.constexpr, DV: tl.constexpr, BLOCK_DV: tl.constexpr, HAS_SINK: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     """Computes: out and lse of one query from its parts, out = sum w_s out_s with w_s = exp(lse_s - lse).
 
@@ -167,6 +172,8 @@ def combine_kernel(
     b = pid // M // H
     all_splits = tl.arange(0, BLOCK_S)
     v_cols = tl.arange(0, BLOCK_DV)
+    if EARLY:
+        gdc_wait()
     row = parts + B.to(tl.int64) * H * M * SPLITS * DV + pid.to(tl.int64) * SPLITS
     parts += pid.to(tl.int64) * SPLITS * DV
     lse_parts = tl.load(row + all_splits, mask=all_splits < SPLITS, other=-INF)

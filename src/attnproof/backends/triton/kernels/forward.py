@@ -86,6 +86,16 @@ def load_keys(
         start = base + page * stride_page + (first % PAGE).to(tl.int64) * stride_row
         ptrs = pointers(start, rows, cols, stride_row, stride_col, WIDE)
         tile = load_rows(ptrs, first + rows, n_keys, cols, WIDTH, PADDED, CHECK)
+    elif ROWS == "paged" and BLOCK % PAGE == 0 and BLOCK // PAGE <= 8:
+        # a few pages: numbers read one by one keep out of the software pipeline, which would spend a stage on them
+        page_of = tl.zeros([BLOCK], tl.int64)
+        for at in tl.static_range(BLOCK // PAGE):
+            here = first + at * PAGE
+            page = tl.load(table + here // PAGE, mask=here < n_keys, other=0).to(tl.int64)
+            page_of = tl.where(rows // PAGE == at, page, page_of)
+        start = base + page_of * stride_page + (rows % PAGE).to(tl.int64) * stride_row
+        ptrs = start[:, None] + cols.to(tl.int64)[None, :] * stride_col
+        tile = load_rows(ptrs, first + rows, n_keys, cols, WIDTH, PADDED, CHECK)
     elif ROWS == "paged":
         ptrs = page_pointers(
             base, table, first + rows, n_keys, cols, stride_page, stride_row, stride_col, PAGE
