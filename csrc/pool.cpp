@@ -1,19 +1,22 @@
 #include "pool.h"
 
-#include <dlfcn.h>
 #include <pthread.h>
 #include <sys/mman.h>
 
 #include <algorithm>
 #include <atomic>
+#include <cfenv>
 #include <chrono>
 #include <condition_variable>
 #include <cstdlib>
+#include <exception>
 #include <memory>
 #include <mutex>
 #include <new>
 #include <thread>
 #include <vector>
+
+#include "team.h"
 
 namespace attn {
 
@@ -47,27 +50,89 @@ class Scratch {
   size_t size_ = 0;
 };
 
-// entry of an OpenMP runtime to a parallel region, as GCC and Clang compile it: body(data) on `threads` threads
-using Team = void (*)(void (*body)(void*), void* data, unsigned threads, unsigned flags);
-std::atomic<Team> team{nullptr};
+// The caller's floating-point environment while a worker runs its items: torch may have told the caller, and only the
+// caller, to flush denormals, and a result shall not depend on who computes it
+class SameEnvironment {
+ public:
+  explicit SameEnvironment(const std::fenv_t& callers) {
+    std::fegetenv(&own_);
+    std::fesetenv(&callers);
+  }
+  SameEnvironment(const SameEnvironment&) = delete;
+  SameEnvironment& operator=(const SameEnvironment&) = delete;
+  ~SameEnvironment() { std::fesetenv(&own_); }
+
+ private:
+  std::fenv_t own_;
+};
 
 // state of one job; workers hold it by shared_ptr, so a late worker never sees a dead one
 struct Running {
-  explicit Running(const Job& j) : job(j) {}
+  explicit Running(const Job& j) : job(j) { std::fegetenv(&environment); }
   Job job;
+  std::fenv_t environment;
   std::atomic<int64_t> next{0};
-  std::atomic<int> seats{0};   // workers that may still join
+  std::atomic<int> seats{0};   // own pool: workers that may still join; team: those that have joined
   std::atomic<int> active{0};  // workers inside
   std::atomic<bool> stop{false};
+  std::atomic<bool> failed{false};
+  std::exception_ptr error;  // of the first item that failed, set before the worker leaves
 
   bool step(char* scratch) {
     if (stop.load(std::memory_order_relaxed)) return false;
     const int64_t item = next.fetch_add(1, std::memory_order_relaxed);
     if (item >= job.items) return false;
-    job.run(item, scratch);
+    try {
+      job.run(item, scratch);
+    } catch (...) {
+      if (!failed.exchange(true)) error = std::current_exception();
+      stop = true;
+    }
     return true;
   }
+
+  void work(char* scratch) {
+    const SameEnvironment here(environment);
+    while (step(scratch)) {
+    }
+  }
+
+  // the caller's end of a job: no worker is inside any more
+  bool end(bool interrupted) const {
+    if (error && !interrupted) std::rethrow_exception(error);
+    return !interrupted;
+  }
 };
+
+// looks for signals now and then; once one was seen it has nothing more to look for
+class Watch {
+ public:
+  explicit Watch(const Interrupt& interrupted) : interrupted_(interrupted) {}
+  bool seen() const { return seen_; }
+  bool look() {
+    const auto now = Clock::now();
+    if (seen_ || now - last_ < kSignalPeriod) return seen_;
+    last_ = now;
+    return seen_ = interrupted_();
+  }
+
+ private:
+  const Interrupt& interrupted_;
+  Clock::time_point last_ = Clock::now();
+  bool seen_ = false;
+};
+
+void drain(Running& running, char* scratch, Watch& watch) {
+  while (running.step(scratch))
+    if (watch.look()) running.stop = true;
+}
+
+bool run_alone(const Job& job, char* scratch, const Interrupt& interrupted) {
+  Running running(job);
+  Watch watch(interrupted);
+  drain(running, scratch, watch);
+  return running.end(watch.seen());
+}
 
 class Pool {
  public:
@@ -78,70 +143,56 @@ class Pool {
     // another Python thread is computing already: the machine is in use, this call runs on its own thread
     if (!turn.owns_lock()) {
       Scratch own;
-      Running alone(job);
-      return drain(alone, own.at_least(bytes), interrupted);
+      return run_alone(job, own.at_least(bytes), interrupted);
     }
-    // memory is taken here, where an exception has somewhere to go
-    caller_.at_least(bytes);
+    // memory is taken here, before any other thread is in the job
+    char* own = caller_.at_least(bytes);
+    if (helpers < 1) return run_alone(job, own, interrupted);
     while (int(scratch_.size()) < helpers) scratch_.push_back(std::make_unique<Scratch>());
     for (int id = 0; id < helpers; ++id) scratch_[size_t(id)]->at_least(bytes);
-    if (helpers < 1) {
-      Running alone(job);
-      return drain(alone, caller_.at_least(1), interrupted);
-    }
-    if (const Team shared = team.load()) return with_team(shared, job, threads, helpers, interrupted);
-    return with_workers(job, helpers, interrupted);
+    return team_is_borrowed() ? with_team(job, threads, helpers, interrupted) : with_workers(job, helpers, interrupted);
   }
 
  private:
-  struct Region {
-    Pool* pool;
+  struct Shared {
+    Pool& pool;
     Running running;
-    const Interrupt& interrupted;
+    Watch watch;
     int helpers;
     std::thread::id caller;
-    bool finished = true;
   };
 
   // always on all of torch's threads: a smaller team would end those that it leaves out
-  bool with_team(Team shared, const Job& job, int threads, int helpers, const Interrupt& interrupted) {
-    Region region{this, Running(job), interrupted, helpers, std::this_thread::get_id()};
-    shared(in_region, &region, unsigned(threads), 0);
-    return region.finished;
+  bool with_team(const Job& job, int threads, int helpers, const Interrupt& interrupted) {
+    Shared shared{*this, Running(job), Watch(interrupted), helpers, std::this_thread::get_id()};
+    run_on_team(in_team, &shared, unsigned(threads));
+    return shared.running.end(shared.watch.seen());
   }
 
-  static void in_region(void* data) {
-    Region& region = *static_cast<Region*>(data);
-    Running& running = region.running;
-    if (std::this_thread::get_id() == region.caller) {
-      region.finished = drain(running, region.pool->caller_.at_least(1), region.interrupted);
-      wait(running, region);
-      return;
+  static void in_team(void* data) {
+    Shared& shared = *static_cast<Shared*>(data);
+    Running& running = shared.running;
+    if (std::this_thread::get_id() == shared.caller) {
+      drain(running, shared.pool.caller_.at_least(1), shared.watch);
+      return wait_in_team(running, shared.watch);
     }
     running.active.fetch_add(1);
     const int seat = running.seats.fetch_add(1);
-    if (seat < region.helpers)
-      while (running.step(region.pool->scratch_of(size_t(seat)))) {
-      }
+    if (seat < shared.helpers) running.work(shared.pool.scratch_of(size_t(seat)));
     running.active.fetch_sub(1, std::memory_order_release);
   }
 
   // the region ends with a barrier that knows of no signals: they are looked for here
-  static void wait(Running& running, Region& region) {
-    auto last = Clock::now();
+  static void wait_in_team(Running& running, Watch& watch) {
     while (running.active.load(std::memory_order_acquire) > 0) {
+      if (watch.look()) running.stop = true;
       std::this_thread::yield();
-      const auto now = Clock::now();
-      if (now - last < kSignalPeriod) continue;
-      last = now;
-      if (!region.interrupted()) continue;
-      running.stop = true;
-      region.finished = false;
     }
   }
 
   bool with_workers(const Job& job, int helpers, const Interrupt& interrupted) {
     auto running = std::make_shared<Running>(job);
+    Watch watch(interrupted);
     start(helpers);
     running->seats = helpers;
     {
@@ -150,7 +201,7 @@ class Pool {
       ++generation_;
     }
     wake_.notify_all();
-    bool finished = drain(*running, caller_.at_least(1), interrupted);
+    drain(*running, caller_.at_least(1), watch);
     running->seats = 0;
     {
       std::lock_guard<std::mutex> hold(mutex_);
@@ -160,26 +211,9 @@ class Pool {
       std::unique_lock<std::mutex> hold(mutex_);
       done_.wait_for(hold, kSignalPeriod, [&] { return running->active.load(std::memory_order_acquire) == 0; });
       hold.unlock();
-      if (running->active.load(std::memory_order_acquire) > 0 && interrupted()) {
-        running->stop = true;
-        finished = false;
-      }
+      if (watch.look()) running->stop = true;
     }
-    return finished;
-  }
-
-  static bool drain(Running& running, char* scratch, const Interrupt& interrupted) {
-    auto last = Clock::now();
-    while (running.step(scratch)) {
-      const auto now = Clock::now();
-      if (now - last < kSignalPeriod) continue;
-      last = now;
-      if (interrupted()) {
-        running.stop = true;
-        return false;
-      }
-    }
-    return true;
+    return running->end(watch.seen());
   }
 
   void start(int helpers) {
@@ -199,8 +233,7 @@ class Pool {
         if (!running || int(id) >= running->seats.load()) continue;
         running->active.fetch_add(1);
       }
-      while (running->step(scratch_of(id))) {
-      }
+      running->work(scratch_of(id));
       {
         std::lock_guard<std::mutex> hold(mutex_);
         running->active.fetch_sub(1, std::memory_order_release);
@@ -228,10 +261,7 @@ Pool& the_pool() {
   std::call_once(once, [] {
     pool = new Pool;
     // threads do not survive a fork: the child starts with a new pool and forgets the old one
-    pthread_atfork(nullptr, nullptr, [] {
-      pool = new Pool;
-      team = nullptr;
-    });
+    pthread_atfork(nullptr, nullptr, [] { pool = new Pool; });
   });
   return *pool.load();
 }
@@ -241,15 +271,6 @@ Pool& the_pool() {
 bool run_job(const Job& job, int threads, const Interrupt& interrupted) {
   if (job.items == 0) return true;
   return the_pool().run(job, std::max(threads, 1), interrupted);
-}
-
-bool share_torch_threads() {
-  the_pool();  // so that a child knows that it has no team
-  void* torch = dlopen("libtorch_cpu.so", RTLD_LAZY | RTLD_NOLOAD);
-  if (!torch) return false;
-  team = reinterpret_cast<Team>(dlsym(torch, "GOMP_parallel"));  // its own, or that of what it links to
-  dlclose(torch);
-  return team.load() != nullptr;
 }
 
 }  // namespace attn

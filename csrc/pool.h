@@ -2,10 +2,8 @@
 //
 // Why no OpenMP is linked: a torch wheel brings its own copy of the runtime, so another one would give two pools that spin
 // against each other, and a child forked after a parallel region hangs. This pool sleeps when idle, is replaced in a forked
-// child, and lets the caller look for signals between items. Which thread runs an item never changes its result.
-//
-// Where torch is loaded its threads run the items, through the entry of the runtime that it has loaded: they spin for some
-// milliseconds after torch has used them, and a second pool would have no processor in that time.
+// child, and lets the caller look for signals between items. Where torch is loaded its threads run the items instead, if
+// they can (team.h). Which thread runs an item never changes its result.
 #pragma once
 
 #include <cstddef>
@@ -23,11 +21,8 @@ struct Job {
 // called now and then on the calling thread; true stops the job
 using Interrupt = std::function<bool()>;
 
-// runs all items on up to `threads` threads (the caller is one of them); false if it was interrupted
+// runs all items on up to `threads` threads (the caller is one of them); false if it was interrupted. An exception of an item
+// ends the job and is thrown here
 bool run_job(const Job& job, int threads, const Interrupt& interrupted);
-
-// from now on jobs run on the threads of torch's OpenMP runtime; false if torch is not loaded or has none.
-// A child forked later has its own pool again: it has none of torch's threads
-bool share_torch_threads();
 
 }  // namespace attn

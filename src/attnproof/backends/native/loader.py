@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import importlib
-import multiprocessing
 import os
 import sys
 from typing import Any
@@ -71,25 +70,25 @@ def simd() -> str:
     return _checked(wanted) if wanted else ""
 
 
-@functools.cache
-def shares_torch_threads() -> bool:
-    """Torch is loaded: do our calls run on its threads from now on? Decided once, and False again in a forked child.
+def borrows_torch_threads() -> bool:
+    """Torch is loaded: from now on our calls run on its threads, unless ``ATTNPROOF_POOL`` says no or it is not safe.
 
-    A child of ``multiprocessing`` may have been forked after torch had used its threads, which are gone then.
+    It is not in a process that was forked, and with another OpenMP runtime than GNU's: see ``csrc/team.h``.
+
+    Raises:
+        ShapeError: ``ATTNPROOF_POOL`` is neither own nor empty.
     """
     given = os.environ.get(POOL, "")
     if given not in ("", "own"):
         raise ShapeError(expected(POOL, "own or nothing", repr(given)))
-    if given or multiprocessing.parent_process() is not None:
-        return False
-    return bool(kernels().share_torch_threads())
+    return bool(kernels().borrow_team(not given))
 
 
 def threads() -> int:
     """torch's thread count where torch is loaded, else ``ATTNPROOF_NUM_THREADS``, else the usable processors."""
     torch = sys.modules.get("torch")
     if torch is not None and hasattr(torch, "get_num_threads"):
-        shares_torch_threads()
+        borrows_torch_threads()
         return int(torch.get_num_threads())
     given = os.environ.get(THREADS)
     if given is None:
@@ -112,4 +111,5 @@ def describe() -> dict[str, Any]:
         "why": why,
         "usable": list(module.targets()),
         "threads": threads(),
+        "pool": "torch's threads" if "torch" in sys.modules and borrows_torch_threads() else "own",
     }
