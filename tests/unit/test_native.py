@@ -213,7 +213,7 @@ PROLOGUE = """
     q = np.random.default_rng(0).standard_normal((1, 8, 256, 32)).astype(np.float32)
 """
 TORCH = "import torch\ntorch.set_num_threads(3)\n"
-POOLS = ({loader.POOL: ""}, {loader.POOL: "own"})
+POOLS = [pytest.param({loader.POOL: ""}, id="borrowed"), pytest.param({loader.POOL: "own"}, id="own")]
 
 
 def lines(code: str, **environment: str) -> list[str]:
@@ -269,7 +269,7 @@ def test_a_child_forked_after_a_region_of_torch_borrows_no_thread() -> None:
 
 
 @needs_extension
-def test_a_child_forked_by_another_thread_computes() -> None:
+def test_a_child_forked_by_another_thread_than_that_of_torch_computes() -> None:
     """The thread that forks has used no team; the one that did is not in the child."""
     code = """
         right, found = call(q), []
@@ -304,7 +304,7 @@ def test_torch_may_come_later_and_change_its_threads() -> None:
 
 
 @needs_extension
-def test_calls_inside_a_parallel_region_compute() -> None:
+def test_calls_inside_a_parallel_region_of_torch_compute() -> None:
     """There a region has one thread only: whoever calls does all the work."""
     code = """
         import ctypes
@@ -322,7 +322,7 @@ def test_calls_inside_a_parallel_region_compute() -> None:
 
 
 @needs_extension
-def test_fewer_threads_than_asked_for_do_all_the_work() -> None:
+def test_fewer_threads_than_torch_asks_for_do_all_the_work() -> None:
     """The runtime may give a smaller team than torch has threads."""
     code = """
         torch.set_num_threads(1)
@@ -335,7 +335,7 @@ def test_fewer_threads_than_asked_for_do_all_the_work() -> None:
 
 @needs_extension
 @pytest.mark.parametrize("pool", POOLS)
-def test_denormals_are_flushed_for_every_thread_or_for_none(pool: dict[str, str]) -> None:
+def test_denormals_are_flushed_by_torch_for_every_thread_or_for_none(pool: dict[str, str]) -> None:
     """torch.set_flush_denormal speaks to the calling thread: the others take it over, and only for the call."""
     code = """
         q = torch.randn(1, 8, 512, 64)
@@ -353,7 +353,7 @@ def test_denormals_are_flushed_for_every_thread_or_for_none(pool: dict[str, str]
 
 @needs_extension
 @pytest.mark.parametrize("pool", POOLS)
-@pytest.mark.parametrize("torch", [False, True])
+@pytest.mark.parametrize("torch", [False, True], ids=["alone", "torch"])
 def test_ctrl_c_ends_a_long_call(torch: bool, pool: dict[str, str]) -> None:
     """The signal is seen between items, with the GIL taken for the look; the next call is a whole one."""
     code = """
@@ -372,7 +372,7 @@ def test_ctrl_c_ends_a_long_call(torch: bool, pool: dict[str, str]) -> None:
 
 @needs_extension
 @pytest.mark.parametrize("pool", POOLS)
-@pytest.mark.parametrize("torch", [False, True])
+@pytest.mark.parametrize("torch", [False, True], ids=["alone", "torch"])
 def test_an_exception_of_any_thread_reaches_the_caller(torch: bool, pool: dict[str, str]) -> None:
     """It must neither end the process nor be lost, and the pool goes on."""
     code = """
@@ -417,7 +417,7 @@ def test_torchs_threads_run_the_items() -> None:
 
 @needs_extension
 @pytest.mark.parametrize("pool", POOLS)
-def test_many_python_threads_may_call_at_once(pool: dict[str, str]) -> None:
+def test_many_python_threads_may_call_while_torch_does(pool: dict[str, str]) -> None:
     """The pool serves one call; another runs on its own thread, and gets the same bits."""
     code = """
         from concurrent.futures import ThreadPoolExecutor
