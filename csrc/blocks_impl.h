@@ -36,8 +36,7 @@ template <class T, bool kPanelA>
 ATTN_INLINE void panel_and_max(const T* a, long row, const T* b, long n, T* s, T* top) {
   constexpr int V = kMaxVecs, L = kLanes<T>;
   Micro<T, kPanel, V, kPanelA> m;
-  m.clear();
-  m.run(a, b, n, row, V * L);
+  m.whole(a, b, n, row, V * L);
   ATTN_UNROLL
   for (int r = 0; r < kPanel; ++r) {
     ATTN_UNROLL

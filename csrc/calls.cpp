@@ -20,7 +20,8 @@ struct Partials {
 }  // namespace
 
 bool run_forward(const Kernels& kernels, const Args& args, int threads, const Interrupt& interrupted) {
-  const Plan plan = plan_forward(args, kernels.shape(args.dtype), threads);
+  const Shape shape = kernels.shape(args.dtype);
+  const Plan plan = plan_forward(args, shape, threads);
   if (plan.items == 0) return true;
   Partials partials{kernels.partial_bytes(args, plan), nullptr};
   const bool split = plan.max_splits > 1;
@@ -29,14 +30,15 @@ bool run_forward(const Kernels& kernels, const Args& args, int threads, const In
   job.items = plan.items;
   job.scratch = kernels.forward_scratch(args, plan);
   job.run = [&](int64_t index, char* scratch) {
-    const Item item = item_at(args, plan, index);
+    const Item item = item_at(args, plan, shape, index);
+    if (item.rows == 0) return;
     char* partial = split && item.splits > 1 ? partials.at(item, plan.max_splits) : nullptr;
     kernels.forward(args, plan, item, scratch, partial);
   };
   if (!run_job(job, threads, interrupted)) return false;
   if (!split) return true;
   job.run = [&](int64_t index, char* scratch) {
-    const Item item = item_at(args, plan, index);
+    const Item item = item_at(args, plan, shape, index);
     if (item.split == 0 && item.splits > 1)
       kernels.merge(args, plan, item, scratch, partials.at(item, plan.max_splits));
   };

@@ -9,6 +9,8 @@
 
 #include "calls.h"
 #include "choose.h"
+#include "pool.h"
+#include "team.h"
 
 namespace nb = nanobind;
 using namespace attn;
@@ -174,6 +176,17 @@ void backward(nb::handle problem, nb::handle tensors, nb::handle out, nb::handle
   without_gil([&] { return run_backward(kernels, a, threads, signalled, BackwardWay(way)); });
 }
 
+// the pool under a microscope: calls f(item) from whatever thread runs it
+void for_each(nb::callable f, int64_t items, int threads) {
+  Job job;
+  job.items = items;
+  job.run = [&](int64_t item, char*) {
+    nb::gil_scoped_acquire gil;
+    f(item);
+  };
+  without_gil([&] { return run_job(job, threads, signalled); });
+}
+
 template <class T>
 void map(nb::handle x, nb::handle y, int64_t n, void (*f)(const T*, T*, int64_t)) {
   Buffers buffers;
@@ -187,6 +200,8 @@ NB_MODULE(_kernels, m) {
   m.def("backward", &backward, nb::arg("problem"), nb::arg("tensors"), nb::arg("out"), nb::arg("lse"), nb::arg("dout"),
         nb::arg("dlse").none(), nb::arg("grads"), nb::arg("sink_dtype"), nb::arg("threads"), nb::arg("simd"),
         nb::arg("way"));
+  m.def("borrow_team", &borrow_team);
+  m.def("for_each", &for_each);
   m.def("targets", [] {
     nb::list names;
     for (const Kernels* each : usable_kernels()) names.append(nb::str(each->name));

@@ -23,7 +23,8 @@ struct Plan {
   int64_t split_keys = 0;  // 0: keys are not split
   int64_t items = 0, slots = 0;
   int64_t max_splits = 1;
-  std::vector<int64_t> first_item, first_slot;  // per sequence
+  int64_t whole = 0, pieces = 1;  // the items from `whole` on are row tiles cut into so many pieces
+  std::vector<int64_t> first_item, first_slot;  // per sequence, before any is cut
 };
 
 // what a plan needs to know of a SIMD target
@@ -72,7 +73,8 @@ BiasItem bias_item(const Args& args, const BackwardPlan& plan, const Shape& shap
 bool one_pass_pays(const Args& args, int threads);
 
 Plan plan_forward(const Args& args, const Shape& shape, int threads);
-Item item_at(const Args& args, const Plan& plan, int64_t index);
+// may have no rows
+Item item_at(const Args& args, const Plan& plan, const Shape& shape, int64_t index);
 int64_t queries_of(const Args& args, int64_t b);
 int64_t keys_of(const Args& args, int64_t b);
 

@@ -12,6 +12,7 @@ from ...errors import BackendMissing, ShapeError, expected
 
 SIMD = "ATTNPROOF_SIMD"
 THREADS = "ATTNPROOF_NUM_THREADS"
+POOL = "ATTNPROOF_POOL"
 
 
 @functools.cache
@@ -69,10 +70,25 @@ def simd() -> str:
     return _checked(wanted) if wanted else ""
 
 
+def borrows_torch_threads() -> bool:
+    """Torch is loaded: from now on our calls run on its threads, unless ``ATTNPROOF_POOL`` says no or it is not safe.
+
+    It is not in a process that was forked, and with another OpenMP runtime than GNU's: see ``csrc/team.h``.
+
+    Raises:
+        ShapeError: ``ATTNPROOF_POOL`` is neither own nor empty.
+    """
+    given = os.environ.get(POOL, "")
+    if given not in ("", "own"):
+        raise ShapeError(expected(POOL, "own or nothing", repr(given)))
+    return bool(kernels().borrow_team(not given))
+
+
 def threads() -> int:
     """torch's thread count where torch is loaded, else ``ATTNPROOF_NUM_THREADS``, else the usable processors."""
     torch = sys.modules.get("torch")
     if torch is not None and hasattr(torch, "get_num_threads"):
+        borrows_torch_threads()
         return int(torch.get_num_threads())
     given = os.environ.get(THREADS)
     if given is None:
@@ -95,4 +111,5 @@ def describe() -> dict[str, Any]:
         "why": why,
         "usable": list(module.targets()),
         "threads": threads(),
+        "pool": "torch's threads" if "torch" in sys.modules and borrows_torch_threads() else "own",
     }
