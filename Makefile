@@ -50,8 +50,8 @@ coverage: $(VENV)/.ready-test ## all tests under coverage, and the bar of 95% of
 	$(BIN)/python -m pytest --cov --cov-report=json:.coverage.json
 	$(BIN)/python tools/coverage_bar.py .coverage.json
 
-simd: $(VENV)/.ready-test ## tests of the native backend, each SIMD target of this machine forced in turn
-	set -e; for simd in $$($(BIN)/python -c "from attnproof.backends.native import loader; print(*loader.kernels().targets())"); do \
+simd: $(VENV)/.ready-test ## tests of the native backend on the SIMD targets that `unit` did not choose, each forced in turn
+	set -e; for simd in $$($(BIN)/python -c "from attnproof.backends.native import loader; now = loader.describe(); print(*(t for t in now['usable'] if t != now['simd']))"); do \
 	  echo "ATTNPROOF_SIMD=$$simd"; \
 	  ATTNPROOF_SIMD=$$simd $(BIN)/python -m pytest -q tests/unit/test_native.py tests/parity -k native; \
 	done

@@ -27,7 +27,7 @@ if not loader.kernels().__file__.startswith(sys.argv[1]):
     sys.exit(f"sanitizers: expected the instrumented extension, got {loader.kernels().__file__}")
 CHECK
 if [ $# -eq 0 ]; then
-  set -- tests/unit/test_native.py tests/parity -k "native and not memory and not ctrl_c and not 2048 and not torch"
+  set -- tests/unit/test_native.py tests/unit/test_native_threads.py tests/parity -k "native and not memory and not ctrl_c and not 2048 and not torch"
 fi
 for simd in $("$PYTHON" -c "from attnproof.backends.native import loader; print(*loader.kernels().targets())"); do
   echo "sanitizers: $simd"

@@ -17,7 +17,7 @@ PACKAGE = ROOT / "src" / "attnproof"
 LAYERS = (
     ("errors",),
     ("dtypes", "arrays", "philox"),
-    ("masks", "scores", "online_softmax"),
+    ("masks", "scores", "online_softmax", "products"),
     ("problem", "checks", "rows"),
     ("cache", "backends"),
     ("dispatch",),
