@@ -1,7 +1,7 @@
 // Products of bf16 in AMX: sixteen rows by sixteen lanes, thirty-two deep, sums in fp32.
 //
 // Computes: S^T = K Q^T of bf16 operands, exact products; O^T = V^T P^T with each weight as a sum of two bf16 numbers,
-//   hi + lo, that is off by at most 2^-17 of it.
+//   hi + lo, that is off by at most 2^-16 of it.
 // Shapes: a square is 1 KiB, [16][16 pairs of bf16]. Left operands are rows with neighbouring channels (K) or keys (V^T) as
 //   pairs, right operands [pair][lane] (Q^T, P^T). Squares: K [key / 16][step], Q [block][vector][step], V [channel / 16]
 //   [key / 32], P [vector][key / 32]; a step is 32 channels, the last one padded with zeros.
@@ -20,10 +20,11 @@ namespace attn::ATTN_TARGET {
 inline constexpr long kSquare = 16, kDepth = 32;         // rows or lanes; bf16 numbers of a row
 inline constexpr long kSquareWords = kSquare * kSquare;  // 32-bit pairs
 inline constexpr long kKeySteps = kTileKeys / kDepth;
-static_assert(kLanes<float> == kSquare && kMaxVecs == 3 && kTileKeys % kDepth == 0);
+static_assert(kLanes<float> == kSquare && kMaxVecs == 3 && kTileKeys % kDepth == 0 && kTileKeys % 64 == 0);
 
-// tile registers hold sums in 0 to 2, the left operand in 3, right operands in 4 to 6
-inline constexpr int kLeft = 3, kRight = 4;
+// tile registers: sums in 0 to 3, operands in 5 to 7
+inline constexpr int kSums = 4, kLeft = 5, kRight = 6, kOther = 7;
+inline constexpr long kSpan = kSums * kSquare;  // keys whose scores, or channels whose sums, are made together
 
 template <int kRegister>
 ATTN_INLINE void load_square(const void* p, long stride = 4 * kSquare) {
@@ -42,12 +43,13 @@ ATTN_INLINE void multiply_squares() {
   asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(kSum), "i"(kA), "i"(kB));
 }
 
-// calls f with Number<0> to Number<V - 1>
-template <int V, class F>
-ATTN_INLINE void each_vector(F&& f) {
+// calls f with Number<0> to Number<N - 1>
+template <int N, class F>
+ATTN_INLINE void each_number(F&& f) {
   f(Number<0>{});
-  if constexpr (V > 1) f(Number<1>{});
-  if constexpr (V > 2) f(Number<2>{});
+  if constexpr (N > 1) f(Number<1>{});
+  if constexpr (N > 2) f(Number<2>{});
+  if constexpr (N > 3) f(Number<3>{});
 }
 
 // the thread's tile registers, all of them whole squares
@@ -66,96 +68,110 @@ class SquareRegisters {
   ~SquareRegisters() { asm volatile("tilerelease"); }
 };
 
-// sixteen keys against V vectors of lanes
-template <int V>
-ATTN_INLINE void multiply_keys(const uint32_t* k, const uint32_t* q, long steps, float* s) {
-  each_vector<V>([](auto v) { clear_square<v.value>(); });
+// N times sixteen keys against one vector of lanes; `stride` in bytes between keys of s
+template <int N>
+ATTN_INLINE void multiply_keys(const uint32_t* k, const uint32_t* q, long steps, float* s, long stride) {
+  each_number<N>([](auto n) { clear_square<n.value>(); });
   for (long step = 0; step < steps; ++step) {
-    load_square<kLeft>(k + step * kSquareWords);
-    each_vector<V>([&](auto v) {
-      load_square<kRight + v.value>(q + (v.value * steps + step) * kSquareWords);
-      multiply_squares<v.value, kLeft, kRight + v.value>();
+    load_square<kRight>(q + step * kSquareWords);
+    each_number<N>([&](auto n) {
+      load_square<kLeft>(k + (n.value * steps + step) * kSquareWords);
+      multiply_squares<n.value, kLeft, kRight>();
     });
   }
-  each_vector<V>([&](auto v) { store_square<v.value>(s + v.value * kSquare, V * 4 * kSquare); });
+  each_number<N>([&](auto n) { store_square<n.value>(s + n.value * kSquare * stride / 4, stride); });
 }
 
-// sixteen channels: o[channel][lane] += values^T (hi + lo) over key steps [begin, end)
-template <int V>
-ATTN_INLINE void multiply_values(const uint32_t* values, const uint32_t* hi, const uint32_t* lo, long begin, long end, float* o) {
-  each_vector<V>([&](auto v) { load_square<v.value>(o + v.value * kSquare, V * 4 * kSquare); });
+// the weights of one vector of lanes
+struct Weights {
+  uint32_t *hi, *lo;  // [step]
+};
+
+// N times sixteen channels of one vector: o[channel][lane] += values^T (hi + lo) over key steps [begin, end)
+template <int N>
+ATTN_INLINE void multiply_values(const uint32_t* values, Weights p, long begin, long end, float* o, long stride) {
+  each_number<N>([&](auto n) { load_square<n.value>(o + n.value * kSquare * stride / 4, stride); });
   for (long step = begin; step < end; ++step) {
-    load_square<kLeft>(values + step * kSquareWords);
-    for (const uint32_t* part : {hi, lo})
-      each_vector<V>([&](auto v) {
-        load_square<kRight + v.value>(part + (v.value * kKeySteps + step) * kSquareWords);
-        multiply_squares<v.value, kLeft, kRight + v.value>();
-      });
+    load_square<kRight>(p.hi + step * kSquareWords);
+    load_square<kOther>(p.lo + step * kSquareWords);
+    each_number<N>([&](auto n) {
+      load_square<kLeft>(values + (n.value * kKeySteps + step) * kSquareWords);
+      multiply_squares<n.value, kLeft, kRight>();
+      multiply_squares<n.value, kLeft, kOther>();
+    });
   }
-  each_vector<V>([&](auto v) { store_square<v.value>(o + v.value * kSquare, V * 4 * kSquare); });
+  each_number<N>([&](auto n) { store_square<n.value>(o + n.value * kSquare * stride / 4, stride); });
 }
 
-// weights of two neighbouring keys as pairs: to nearest, then what is left to nearest. A NaN may be lost here: it is in the
-// sum of the row
+// weights of two neighbouring keys as pairs: their upper halves, then what is left, to nearest. A NaN may be lost here: it is
+// in the sum of the row
 ATTN_INLINE void split_pair(Vec<float> first, Vec<float> second, uint32_t* hi, uint32_t* lo) {
   constexpr uint32_t kHalf = 0x8000u, kUpper = 0xffff0000u;
-  const UVec a = ((UVec)first + kHalf) & kUpper, b = ((UVec)second + kHalf) & kUpper;
+  const UVec a = (UVec)first & kUpper, b = (UVec)second & kUpper;
   const UVec c = (UVec)(first - (Vec<float>)a) + kHalf, d = (UVec)(second - (Vec<float>)b) + kHalf;
-  *reinterpret_cast<UVec*>(hi) = a >> 16 | b;
+  *reinterpret_cast<UVec*>(hi) = (UVec)first >> 16 | b;
   *reinterpret_cast<UVec*>(lo) = c >> 16 | (d & kUpper);
 }
 
-// place of the pair of keys (key, key + 1) of a vector of lanes in P
-ATTN_INLINE long pair_at(long vector, long key) {
-  return (vector * kKeySteps + key / kDepth) * kSquareWords + key % kDepth / 2 * kSquare;
-}
+// place of the pair of keys (key, key + 1) in the weights of a vector
+ATTN_INLINE long pair_at(long key) { return key / kDepth * kSquareWords + key % kDepth / 2 * kSquare; }
 
-// does every number have an exponent that the unit multiplies exactly?
-inline bool fits(const uint16_t* row, long padded) {
-  typedef uint16_t Words __attribute__((vector_size(kBytes), may_alias));
+// the numbers of a vector whose exponent the unit does not multiply exactly, as ones
+typedef uint16_t Halves __attribute__((vector_size(kBytes), may_alias));
+ATTN_INLINE Halves unfit(Halves x) {
   constexpr uint16_t kLeast = 32u << 7, kInfinite = 0x7f80;
-  Words bad{};
-  for (long x = 0; x < padded; x += kDepth) {
-    const Words magnitude = *reinterpret_cast<const Words*>(row + x) & uint16_t(0x7fff);
-    bad |= (Words)(magnitude != 0) & (Words)((magnitude - kLeast) >= uint16_t(kInfinite - kLeast));
-  }
-  Words none{};
-  return std::memcmp(&bad, &none, sizeof bad) == 0;
+  const Halves magnitude = x & uint16_t(0x7fff);
+  return (Halves)(magnitude != 0) & (Halves)((magnitude - kLeast) >= uint16_t(kInfinite - kLeast));
 }
+ATTN_INLINE bool any(Halves x) { return _mm512_test_epi32_mask((__m512i)x, (__m512i)x); }
 
-// sixteen keys of a block that waits: scores to the two parts of their weights. Not inlined: see `exponentials`
-__attribute__((noinline)) inline void split_exponentials(const float* s, float scale, const float* shift, float* sum, long key,
-                                                         uint32_t* hi, uint32_t* lo) {
-  constexpr int L = kLanes<float>, V = kMaxVecs, W = V * L;
-  const Vec<float> by = splat<float>(scale);
-  ATTN_UNROLL
-  for (int v = 0; v < V; ++v) {
-    const Vec<float> point = load(shift + v * L);
-    Vec<float> total = load(sum + v * L);
-    for (int j = 0; j < kSquare; j += 4) {
-      const float* at = s + (key + j) * W + v * L;
-      Vec<float> p[4];
-      ATTN_UNROLL
-      for (int n = 0; n < 4; ++n) p[n] = load(at + n * W) * by - point;
-      exp2_each<float, 4>(p, kLog2e<float>);
-      ATTN_UNROLL
-      for (int n = 0; n < 4; n += 2) {
-        const long to = pair_at(v, key + j + n);
-        split_pair(p[n], p[n + 1], hi + to, lo + to);
-      }
-      ATTN_UNROLL
-      for (int n = 0; n < 4; ++n) total = total + p[n];
+// degree 5: relative error 1.1e-7, where the weights are cut to 2^-16
+struct ShortExp2 : Exp2<float> {
+  static constexpr float kPoly[] = {1.0f, 0.693147f, 0.24022242f, 0.055507336f, 0.009671513f, 0.0013264727f};
+};
+
+// a vector of lanes and a whole tile, whose scores wait for the products of the next vector
+struct WaitingVector {
+  float* s = nullptr;  // [key][lane], not scaled; null: nothing waits
+  float *l, *o;
+  Vec<float> shift, alpha, sum;
+  bool far;  // is some shift so large that a product with one rounding could leave the max above zero by more than a little?
+};
+
+// kSpan keys of a vector that waits: scores to weights. Not inlined: see `exponentials`
+template <bool kFar>
+__attribute__((noinline)) void split_exponentials(WaitingVector& w, float scale, long key, Weights p) {
+  constexpr int L = kLanes<float>;
+  const Vec<float> by = splat<float>(scale), point = w.shift;
+  const float* at = w.s + key * L;
+  uint32_t *hi = p.hi + pair_at(key), *lo = p.lo + pair_at(key);  // whole steps lie one after the other
+  Vec<float> total = w.sum;
+  for (long j = 0; j < kSpan; j += 4) {
+    Vec<float> x[4];
+    ATTN_UNROLL
+    for (int n = 0; n < 4; ++n) {
+      const Vec<float> s = load(at + (j + n) * L);
+      x[n] = kFar ? s * by - point : fma<float>(s, by, -point);
     }
-    store(sum + v * L, total);
+    exp2_each<float, 4, ShortExp2>(x, kLog2e<float>);
+    ATTN_UNROLL
+    for (int n = 0; n < 4; n += 2) split_pair(x[n], x[n + 1], hi + (j + n) / 2 * L, lo + (j + n) / 2 * L);
+    ATTN_UNROLL
+    for (int n = 0; n < 4; ++n) total = total + x[n];
   }
+  w.sum = total;
 }
 
 // the operands of a row tile and of the tile of keys at hand, and the products
 struct Amx {
   long steps, value_groups, unfit_queries;
   float scale;
-  uint32_t *q, *k, *v, *hi, *lo;
-  uint16_t* rows;  // four rows, padded
+  uint32_t *q, *k, *v;
+  Weights weights;
+  float* both[2];  // scores of two vectors
+  WaitingVector* waiting;
+  uint16_t* rows;  // eight rows, padded
+  Halves bad;
   bool* fit;       // per block
 
   void allocate(const Args& a, long tile_rows, Arena& arena) {
@@ -165,8 +181,12 @@ struct Amx {
     q = arena.take<uint32_t>(round_up(tile_rows, kBlock<float>) / kSquare * steps * kSquareWords);
     k = arena.take<uint32_t>(kTileKeys / kSquare * steps * kSquareWords);
     v = arena.take<uint32_t>(value_groups * kKeySteps * kSquareWords);
-    hi = arena.take<uint32_t>(kMaxVecs * kKeySteps * kSquareWords);
-    lo = arena.take<uint32_t>(kMaxVecs * kKeySteps * kSquareWords);
+    weights.hi = arena.take<uint32_t>(kKeySteps * kSquareWords);
+    weights.lo = arena.take<uint32_t>(kKeySteps * kSquareWords);
+    // half a page apart within their pages: a load waits for a store to the same place of another page
+    constexpr long kApart = 2048 / sizeof(float);
+    for (float*& each : both) each = arena.take<float>(kTileKeys * kLanes<float> + kApart);
+    waiting = arena.take<WaitingVector>(1);
     rows = arena.take<uint16_t>(8 * max_of(steps * kDepth, value_groups * kSquare + kDepth));
     fit = arena.take<bool>(kMaxBlocks<float>);
     unfit_queries = 0;
@@ -181,149 +201,183 @@ struct Amx {
   void load_queries(long index, const Block& block, const bf16* const* from, long stride, long D) {
     const long padded = steps * kDepth;
     uint32_t* to = q + block.first / kSquare * steps * kSquareWords;
-    fit[index] = scale_fits();
+    bad = Halves{};
     for (long r = 0; r < block.vecs * kSquare; r += 4) {
       const float* quad[4];
       for (long u = 0; u < 4; ++u) {
         uint16_t* row = rows + u * padded;
-        fit[index] &= copy_row(r + u < block.lanes ? from[r + u] : nullptr, stride, D, padded, row);
-        quad[u] = reinterpret_cast<const float*>(row);
+        const uint16_t* whole = checked_row(r + u < block.lanes ? from[r + u] : nullptr, stride, D, padded, row);
+        quad[u] = reinterpret_cast<const float*>(whole);
       }
       // words are moved, not computed with
       interleave4(quad, padded / 2, reinterpret_cast<float*>(to + r / kSquare * steps * kSquareWords + r % kSquare), kSquare);
     }
+    fit[index] = scale_fits() && !any(bad);
     unfit_queries += !fit[index];
   }
 
   // false: the tile is for the fp32 products
   bool load_tile(const bf16* const* krow, long key_stride, long D, const bf16* const* vrow, long value_stride, long Dv, long keys) {
-    return load_keys(krow, key_stride, D, keys) && load_values(vrow, value_stride, Dv, keys);
+    bad = Halves{};
+    load_keys(krow, key_stride, D, keys);
+    load_values(vrow, value_stride, Dv, keys);
+    return !any(bad);
   }
 
+  // nothing waits; the scratch may hold what another item left
+  void start() { waiting->s = nullptr; }
+
   void scores(int vecs, const uint32_t* queries, Range range, float* s) const {
-    const auto all = [&](auto width) {
-      constexpr int V = width.value, W = V * kLanes<float>;
-      const Vec<float> by = splat<float>(scale);
+    constexpr int L = kLanes<float>;
+    const long W = vecs * L;
+    for (long n = 0; n < vecs; ++n)
       for (long j = range.begin / kSquare * kSquare; j < range.end; j += kSquare)
-        multiply_keys<V>(k + j * steps * kSquare, queries, steps, s + j * W);
-      for (float* at = s + range.begin * W; at < s + range.end * W; at += kLanes<float>) store(at, load(at) * by);
-    };
-    vecs == 3 ? all(Number<3>{}) : vecs == 2 ? all(Number<2>{}) : all(Number<1>{});
+        multiply_keys<1>(k + j * steps * kSquare, queries + n * steps * kSquareWords, steps, s + j * W + n * L, 4 * W);
+    const Vec<float> by = splat<float>(scale);
+    for (float* at = s + range.begin * W; at < s + range.end * W; at += L) store(at, load(at) * by);
   }
 
   // O = O * alpha + V^T P^T; p [key][lane]
   void values(int vecs, Range range, const float* p, const float* alpha, float* o) const {
-    split(vecs, range, p);
-    add(vecs, range, alpha, o);
-  }
-
-  // scores, not scaled yet, of a whole tile and a block of full width, and the max of the scaled ones joined to top; meanwhile
-  // the weights of the block before, if one waits
-  void scores_beside(const uint32_t* queries, float* s, float* top, Waiting<float>& before) const {
-    constexpr int V = kMaxVecs, L = kLanes<float>, W = V * L;
-    Vec<float> most[V];
-    ATTN_UNROLL
-    for (int n = 0; n < V; ++n) most[n] = -infinity<float>();
-    for (long j = 0; j < kTileKeys; j += kSquare) {
-      multiply_keys<V>(k + j * steps * kSquare, queries, steps, s + j * W);
-      if (before.s) split_exponentials(before.s, scale, before.shift, before.sum, j, hi, lo);
-      for (long at = j * W; at < (j + kSquare) * W; at += W) {
-        ATTN_UNROLL
-        for (int n = 0; n < V; ++n) most[n] = max_keep<float>(load(s + at + n * L), most[n]);
-      }
+    constexpr int L = kLanes<float>;
+    for (long n = 0; n < vecs; ++n) {
+      split(vecs * L, range, p + n * L);
+      rescale(load(alpha + n * L), o + n * L, vecs * L);
+      add(range, o + n * L, vecs * L);
     }
-    ATTN_UNROLL
-    for (int n = 0; n < V; ++n) store(top + n * L, max_keep<float>(most[n] * scale, load(top + n * L)));
-  }
-  void all_exponentials(Waiting<float>& w) const {
-    for (long j = 0; j < kTileKeys; j += kSquare) split_exponentials(w.s, scale, w.shift, w.sum, j, hi, lo);
   }
 
-  // O = O * alpha + V^T (hi + lo)
-  void add(int vecs, Range range, const float* alpha, float* o) const {
-    const auto all = [&](auto width) {
-      constexpr int V = width.value, W = V * kLanes<float>;
-      rescale<V>(alpha, o);
-      for (long g = 0; g < value_groups; ++g)
-        multiply_values<V>(v + g * kKeySteps * kSquareWords, hi, lo, range.begin / kDepth, (range.end + kDepth - 1) / kDepth,
-                           o + g * kSquare * W);
-    };
-    vecs == 3 ? all(Number<3>{}) : vecs == 2 ? all(Number<2>{}) : all(Number<1>{});
+  // scores of a whole tile and a block of full width, vector by vector, each beside the exponentials of the one before, which
+  // is finished then
+  void overlap(const uint32_t* queries, float* m, float* l, float* o) {
+    constexpr int L = kLanes<float>;
+    for (long n = 0; n < kMaxVecs; ++n) {
+      float* mine = waiting->s == both[0] ? both[1] : both[0];
+      for (long j = 0; j < kTileKeys; j += kSpan) {
+        multiply_keys<kSums>(k + j * steps * kSquare, queries + n * steps * kSquareWords, steps, mine + j * L, 4 * L);
+        if (waiting->s) exponentials(j);
+      }
+      if (waiting->s) finish();
+      open(mine, max_of_keys(mine) * scale, m + n * L, l + n * L, o + n * L);
+    }
+  }
+  void settle() {
+    if (!waiting->s) return;
+    for (long j = 0; j < kTileKeys; j += kSpan) exponentials(j);
+    finish();
   }
 
  private:
-  // a row and zeros up to `padded`; null is a row of zeros. Do its numbers fit?
-  static bool copy_row(const bf16* from, long stride, long n, long padded, uint16_t* to) {
-    const long have = from ? n : 0;
-    if (stride == sizeof(bf16))
-      std::memcpy(to, from ? static_cast<const void*>(from) : to, size_t(have) * sizeof(bf16));
-    else
-      for (long x = 0; x < have; ++x) to[x] = read<uint16_t>(reinterpret_cast<const char*>(from) + x * stride);
-    for (long x = have; x < padded; ++x) to[x] = 0;
-    return fits(to, padded);
+  // four chains, or each max would wait for the one before
+  static Vec<float> max_of_keys(const float* s) {
+    constexpr int L = kLanes<float>, kChains = 4;
+    Vec<float> top[kChains];
+    ATTN_UNROLL
+    for (int n = 0; n < kChains; ++n) top[n] = -infinity<float>();
+    for (long j = 0; j < kTileKeys; j += kChains) {
+      ATTN_UNROLL
+      for (int n = 0; n < kChains; ++n) top[n] = max_keep<float>(load(s + (j + n) * L), top[n]);
+    }
+    return max_keep<float>(max_keep<float>(top[0], top[1]), max_keep<float>(top[2], top[3]));
   }
 
-  bool load_keys(const bf16* const* krow, long stride, long D, long keys) {
-    bool fit_all = true;
+  void exponentials(long key) {
+    waiting->far ? split_exponentials<true>(*waiting, scale, key, weights) : split_exponentials<false>(*waiting, scale, key, weights);
+  }
+
+  // the running max takes in `top`, the max of the tile's scores
+  void open(float* s, Vec<float> top, float* m, float* l, float* o) {
+    const Vec<float> before = load(m), now = max_keep<float>(top, before);
+    const Vec<float> shift = select<float>(now == -infinity<float>(), Vec<float>{}, now);
+    store(m, now);
+    const bool far = _mm512_cmp_ps_mask((__m512)abs_of<float>(shift), _mm512_set1_ps(0x1p20f), _CMP_GE_OQ);
+    *waiting = {s, l, o, shift, exp_of<float>(before - shift), Vec<float>{}, far};
+  }
+
+  void finish() {
+    constexpr long W = kBlock<float>;
+    rescale(waiting->alpha, waiting->o, W);
+    add({0, kTileKeys, false}, waiting->o, W);
+    store(waiting->l, fma<float>(load(waiting->l), waiting->alpha, waiting->sum));
+    waiting->s = nullptr;
+  }
+
+  // O += V^T (hi + lo); O has `width` lanes, of which this is one vector
+  void add(Range range, float* o, long width) const {
+    const long begin = range.begin / kDepth, end = (range.end + kDepth - 1) / kDepth;
+    for (long g = 0; g < value_groups; g += kSums) {
+      const auto some = [&](auto n) {
+        multiply_values<n.value>(v + g * kKeySteps * kSquareWords, weights, begin, end, o + g * kSquare * width, 4 * width);
+      };
+      const long left = value_groups - g;
+      left >= 4 ? some(Number<4>{}) : left == 3 ? some(Number<3>{}) : left == 2 ? some(Number<2>{}) : some(Number<1>{});
+    }
+  }
+
+  // a row and zeros up to `padded`, a multiple of kDepth: itself or a copy; null is a row of zeros. Its numbers are looked at
+  const uint16_t* checked_row(const bf16* from, long stride, long n, long padded, uint16_t* copy) {
+    const uint16_t* row = reinterpret_cast<const uint16_t*>(from);
+    if (!from || stride != sizeof(bf16) || n != padded) {
+      const long have = from ? n : 0;
+      if (stride == sizeof(bf16) && from)
+        std::memcpy(copy, from, size_t(n) * sizeof(bf16));
+      else
+        for (long x = 0; x < have; ++x) copy[x] = read<uint16_t>(reinterpret_cast<const char*>(from) + x * stride);
+      std::memset(copy + have, 0, size_t(padded - have) * sizeof(bf16));
+      row = copy;
+    }
+    for (long x = 0; x < padded; x += kDepth) {
+      Halves here;
+      std::memcpy(&here, row + x, sizeof here);
+      bad |= unfit(here);
+    }
+    return row;
+  }
+
+  void load_keys(const bf16* const* krow, long stride, long D, long keys) {
     for (long j = 0; j < kTileKeys; ++j) {
-      fit_all &= copy_row(j < keys ? krow[j] : nullptr, stride, D, steps * kDepth, rows);
+      const uint16_t* row = checked_row(j < keys ? krow[j] : nullptr, stride, D, steps * kDepth, rows);
       uint32_t* to = k + j / kSquare * steps * kSquareWords + j % kSquare * kSquare;
       for (long step = 0; step < steps; ++step)
-        std::memcpy(to + step * kSquareWords, rows + step * kDepth, kDepth * sizeof(uint16_t));
+        std::memcpy(to + step * kSquareWords, row + step * kDepth, kDepth * sizeof(uint16_t));
     }
-    return fit_all;
   }
 
   // two keys a pair, four pairs a time
-  bool load_values(const bf16* const* vrow, long stride, long Dv, long keys) {
+  void load_values(const bf16* const* vrow, long stride, long Dv, long keys) {
     const long padded = round_up(value_groups * kSquare, kDepth);
-    bool fit_all = true;
     for (long j = 0; j < kTileKeys; j += 8) {
+      const uint16_t* row[8];
       for (long u = 0; u < 8; ++u)
-        fit_all &= copy_row(j + u < keys ? vrow[j + u] : nullptr, stride, Dv, padded, rows + u * padded);
+        row[u] = checked_row(j + u < keys ? vrow[j + u] : nullptr, stride, Dv, padded, rows + u * padded);
       for (long g = 0; g < value_groups; ++g) {
         float words[4][kSquare];
         const float* quad[4] = {words[0], words[1], words[2], words[3]};
         for (long u = 0; u < 4; ++u) {
-          const uint16_t* pair = rows + 2 * u * padded + g * kSquare;
-          const UVec low = (UVec)widen_bf16(*(const HalfVec*)pair), high = (UVec)widen_bf16(*(const HalfVec*)(pair + padded));
+          const UVec low = (UVec)widen_bf16(*(const HalfVec*)(row[2 * u] + g * kSquare));
+          const UVec high = (UVec)widen_bf16(*(const HalfVec*)(row[2 * u + 1] + g * kSquare));
           store(words[u], (Vec<float>)(low >> 16 | high));
         }
         uint32_t* to = v + (g * kKeySteps + j / kDepth) * kSquareWords + j % kDepth / 2;
         interleave4(quad, kSquare, reinterpret_cast<float*>(to), kSquare);
       }
     }
-    return fit_all;
   }
 
-  void split(int vecs, Range range, const float* p) const {
-    const long W = vecs * kLanes<float>, end = round_up(range.end, kDepth);
-    for (long n = 0; n < vecs; ++n)
-      for (long j = range.begin / kDepth * kDepth; j < end; j += 2) {
-        const bool in = j >= range.begin && j < range.end;  // both ends are multiples of kPanel
-        const float* at = p + j * W + n * kLanes<float>;
-        const long to = pair_at(n, j);
-        split_pair(in ? load(at) : Vec<float>{}, in ? load(at + W) : Vec<float>{}, hi + to, lo + to);
-      }
+  // weights of one vector of lanes; keys of the last steps that are not in the range weigh nothing
+  void split(long width, Range range, const float* p) const {
+    for (long j = range.begin / kDepth * kDepth; j < round_up(range.end, kDepth); j += 2) {
+      const bool in = j >= range.begin && j < range.end;  // both ends are multiples of kPanel
+      const float* at = p + j * width;
+      const long to = pair_at(j);
+      split_pair(in ? load(at) : Vec<float>{}, in ? load(at + width) : Vec<float>{}, weights.hi + to, weights.lo + to);
+    }
   }
 
   // most tiles leave the max where it was: times one, which changes no bit, is left out
-  template <int V>
-  void rescale(const float* alpha, float* o) const {
-    constexpr int L = kLanes<float>, W = V * L;
-    Vec<float> by[V];
-    IVec<float> moved{};
-    ATTN_UNROLL
-    for (int n = 0; n < V; ++n) {
-      by[n] = load(alpha + n * L);
-      moved |= by[n] != 1.0f;
-    }
-    const IVec<float> none{};
-    if (std::memcmp(&moved, &none, sizeof moved) == 0) return;
-    for (float* at = o; at < o + value_groups * kSquare * W; at += W) {
-      ATTN_UNROLL
-      for (int n = 0; n < V; ++n) store(at + n * L, load(at + n * L) * by[n]);
-    }
+  void rescale(Vec<float> alpha, float* o, long width) const {
+    if (!_mm512_cmp_ps_mask((__m512)alpha, _mm512_set1_ps(1.0f), _CMP_NEQ_UQ)) return;
+    for (long x = 0; x < value_groups * kSquare; ++x) store(o + x * width, load(o + x * width) * alpha);
   }
 };
 

@@ -73,6 +73,7 @@ struct Forward {
     fill_lanes(a, seq, item.hk, item.first, item.rows, *lanes);
     load_queries(seq);
     waiting->s = nullptr;
+    if constexpr (kUnit) unit.start();
     start(item.split == 0 && !partial);
     const long begin = max_of(lanes->key_lo, item.key_begin), end = min_of(lanes->key_hi, item.key_end);
     for (long t0 = begin / kTileKeys * kTileKeys; t0 < end; t0 += kTileKeys) tile(seq, item.hk, t0);
@@ -201,34 +202,28 @@ struct Forward {
 
   // scores of this block beside the exponentials of the one that waits, which is finished then; this one waits next
   void overlap(const Block& block, KeySide<T> side) {
+    if constexpr (kUnit)
+      return unit.overlap(unit.queries(block.first), m + block.first, l + block.first, o + block.first * Dvp);
     T* mine = waiting->s == s ? other_s : s;
     T* top = alpha;
     std::memcpy(top, m + block.first, sizeof(T) * kBlock<T>);
-    if constexpr (kUnit)
-      unit.scores_beside(unit.queries(block.first), mine, top, *waiting);
-    else
-      Blocks<T>::scores_beside(side, a.D, qt + block.first * a.D, mine, top, *waiting, waiting->sum);
+    Blocks<T>::scores_beside(side, a.D, qt + block.first * a.D, mine, top, *waiting, waiting->sum);
     if (waiting->s) add_values();
     open_waiting<T>(*waiting, mine, top, m + block.first);
     waiting_block = &block;
   }
 
   void settle() {
+    if constexpr (kUnit) return unit.settle();
     if (!waiting->s) return;
-    if constexpr (kUnit)
-      unit.all_exponentials(*waiting);
-    else
-      Blocks<T>::all_exponentials(*waiting);
+    Blocks<T>::all_exponentials(*waiting);
     add_values();
   }
 
   void add_values() {
     const Range all{0, kTileKeys, false};
     const long first = waiting_block->first;
-    if constexpr (kUnit)
-      unit.add(kMaxVecs, all, waiting->alpha, o + first * Dvp);
-    else
-      Blocks<T>::values(kMaxVecs, vp, Dvp, all, waiting->s, waiting->alpha, o + first * Dvp);
+    Blocks<T>::values(kMaxVecs, vp, Dvp, all, waiting->s, waiting->alpha, o + first * Dvp);
     close_waiting<T>(*waiting, l + first);
   }
 
