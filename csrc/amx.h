@@ -5,9 +5,10 @@
 // Shapes: a square is 1 KiB, [16][16 pairs of bf16]. Left operands are rows with neighbouring channels (K) or keys (V^T) as
 //   pairs, right operands [pair][lane] (Q^T, P^T). Squares: K [key / 16][step], Q [block][vector][step], V [channel / 16]
 //   [key / 32], P [vector][key / 32]; a step is 32 channels, the last one padded with zeros.
-// Invariants: the unit takes denormals for zeros, and 0 * inf is NaN in a padded or split product: a tile of keys or a block
-//   of queries that holds numbers below 2^-95, infinities or NaN is left to the fp32 products. Blocks and tiles start where
-//   the problem says, so that this never depends on the threads.
+// Invariants: the unit takes denormals for zeros: a tile of keys or a block of queries that holds numbers below 2^-95 is left
+//   to the fp32 products. Blocks and tiles start where the problem says, so that this never depends on the threads. hi and lo
+//   times an infinity could be NaN where the weight times it is not: infinities and NaN among the values are taken out and
+//   added with the whole weight, so that the rows which do not see them keep their bits.
 // The assembler statements carry a memory clobber, which the compiler's own intrinsics lack: it would move stores of
 //   operands past the loads of tiles.
 #pragma once
@@ -116,13 +117,14 @@ ATTN_INLINE void split_pair(Vec<float> first, Vec<float> second, uint32_t* hi, u
 // place of the pair of keys (key, key + 1) in the weights of a vector
 ATTN_INLINE long pair_at(long key) { return key / kDepth * kSquareWords + key % kDepth / 2 * kSquare; }
 
-// the numbers of a vector whose exponent the unit does not multiply exactly, as ones
+// bf16 numbers, and which of them the unit does not multiply exactly, or are infinite or NaN, as ones
 typedef uint16_t Halves __attribute__((vector_size(kBytes), may_alias));
-ATTN_INLINE Halves unfit(Halves x) {
-  constexpr uint16_t kLeast = 32u << 7, kInfinite = 0x7f80;
-  const Halves magnitude = x & uint16_t(0x7fff);
-  return (Halves)(magnitude != 0) & (Halves)((magnitude - kLeast) >= uint16_t(kInfinite - kLeast));
+inline constexpr uint16_t kMagnitude = 0x7fff, kInfinite = 0x7f80;
+ATTN_INLINE Halves tiny(Halves x) {
+  constexpr uint16_t kLeast = 32u << 7;  // 2^-95
+  return (Halves)(((x & kMagnitude) - uint16_t(1)) < uint16_t(kLeast - 1));
 }
+ATTN_INLINE Halves wild(Halves x) { return (Halves)((x & kMagnitude) >= kInfinite); }
 ATTN_INLINE bool any(Halves x) { return _mm512_test_epi32_mask((__m512i)x, (__m512i)x); }
 
 // degree 5: relative error 1.1e-7, where the weights are cut to 2^-16
@@ -171,7 +173,9 @@ struct Amx {
   float* both[2];  // scores of two vectors
   WaitingVector* waiting;
   uint16_t* rows;  // eight rows, padded
-  Halves bad;
+  Halves bad, not_finite;  // of the rows looked at
+  bool any_wild;           // among the values of this tile
+  uint16_t* wild_values;   // where one stands in v, else 0
   bool* fit;       // per block
 
   void allocate(const Args& a, long tile_rows, Arena& arena) {
@@ -181,6 +185,7 @@ struct Amx {
     q = arena.take<uint32_t>(round_up(tile_rows, kBlock<float>) / kSquare * steps * kSquareWords);
     k = arena.take<uint32_t>(kTileKeys / kSquare * steps * kSquareWords);
     v = arena.take<uint32_t>(value_groups * kKeySteps * kSquareWords);
+    wild_values = arena.take<uint16_t>(2 * value_groups * kKeySteps * kSquareWords);
     weights.hi = arena.take<uint32_t>(kKeySteps * kSquareWords);
     weights.lo = arena.take<uint32_t>(kKeySteps * kSquareWords);
     // half a page apart within their pages: a load waits for a store to the same place of another page
@@ -220,7 +225,10 @@ struct Amx {
   bool load_tile(const bf16* const* krow, long key_stride, long D, const bf16* const* vrow, long value_stride, long Dv, long keys) {
     bad = Halves{};
     load_keys(krow, key_stride, D, keys);
+    not_finite = Halves{};
     load_values(vrow, value_stride, Dv, keys);
+    any_wild = any(not_finite);
+    if (any_wild) take_out();
     return !any(bad);
   }
 
@@ -312,6 +320,34 @@ struct Amx {
       const long left = value_groups - g;
       left >= 4 ? some(Number<4>{}) : left == 3 ? some(Number<3>{}) : left == 2 ? some(Number<2>{}) : some(Number<1>{});
     }
+    if (any_wild) add_wild(range, o, width);
+  }
+
+  // infinities and NaN of the values
+  void take_out() {
+    uint16_t* values = reinterpret_cast<uint16_t*>(v);
+    for (long x = 0; x < 2 * value_groups * kKeySteps * kSquareWords; ++x) {
+      const bool out = (values[x] & kMagnitude) >= kInfinite;
+      wild_values[x] = out ? values[x] : 0;
+      if (out) values[x] = 0;
+    }
+  }
+  void add_wild(Range range, float* o, long width) const {
+    for (long x = 0; x < 2 * value_groups * kKeySteps * kSquareWords; ++x) {
+      if (!wild_values[x]) continue;
+      const long square = x / (2 * kSquareWords), row = x / kDepth % kSquare;
+      const long key = square % kKeySteps * kDepth + x % kDepth, channel = square / kKeySteps * kSquare + row;
+      if (key < range.begin || key >= range.end) continue;
+      const float value = load_one(reinterpret_cast<const bf16*>(wild_values + x));
+      const long at = pair_at(key);
+      const Vec<float> weight = weight_of(weights.hi + at, key) + weight_of(weights.lo + at, key);
+      store(o + channel * width, fma<float>(weight, splat<float>(value), load(o + channel * width)));
+    }
+  }
+  static Vec<float> weight_of(const uint32_t* pair, long key) {
+    UVec words;
+    std::memcpy(&words, pair, sizeof words);
+    return (Vec<float>)(key % 2 ? words & 0xffff0000u : words << 16);
   }
 
   // a row and zeros up to `padded`, a multiple of kDepth: itself or a copy; null is a row of zeros. Its numbers are looked at
@@ -329,7 +365,8 @@ struct Amx {
     for (long x = 0; x < padded; x += kDepth) {
       Halves here;
       std::memcpy(&here, row + x, sizeof here);
-      bad |= unfit(here);
+      bad |= tiny(here);
+      not_finite |= wild(here);
     }
     return row;
   }
