@@ -5,8 +5,8 @@
 // Shapes: a square is 1 KiB, [16][16 pairs of bf16]. Left operands are rows with neighbouring channels (K) or keys (V^T) as
 //   pairs, right operands [pair][lane] (Q^T, P^T). Squares: K [key / 16][step], Q [block][vector][step], V [channel / 16]
 //   [key / 32], P [vector][key / 32]; a step is 32 channels, the last one padded with zeros.
-// Invariants: the unit takes denormals for zeros: a tile of keys or a block of queries that holds numbers below 2^-95 is left
-//   to the fp32 products. Blocks and tiles start where the problem says, so that this never depends on the threads. hi and lo
+// Invariants: the unit takes denormals for zeros, and the scale comes after the product: a tile of keys or a block of queries
+//   that holds numbers below 2^-95, or finite ones from 2^58 on, is left to the fp32 products. Blocks and tiles start where the problem says, so that this never depends on the threads. hi and lo
 //   times an infinity could be NaN where the weight times it is not: infinities and NaN among the values are taken out and
 //   added with the whole weight, so that the rows which do not see them keep their bits.
 // The assembler statements carry a memory clobber, which the compiler's own intrinsics lack: it would move stores of
@@ -117,12 +117,13 @@ ATTN_INLINE void split_pair(Vec<float> first, Vec<float> second, uint32_t* hi, u
 // place of the pair of keys (key, key + 1) in the weights of a vector
 ATTN_INLINE long pair_at(long key) { return key / kDepth * kSquareWords + key % kDepth / 2 * kSquare; }
 
-// bf16 numbers, and which of them the unit does not multiply exactly, or are infinite or NaN, as ones
+// bf16 numbers, and which of them are left to fp32 products, or are infinite or NaN, as ones
 typedef uint16_t Halves __attribute__((vector_size(kBytes), may_alias));
 inline constexpr uint16_t kMagnitude = 0x7fff, kInfinite = 0x7f80;
-ATTN_INLINE Halves tiny(Halves x) {
-  constexpr uint16_t kLeast = 32u << 7;  // 2^-95
-  return (Halves)(((x & kMagnitude) - uint16_t(1)) < uint16_t(kLeast - 1));
+ATTN_INLINE Halves unfit(Halves x) {
+  constexpr uint16_t kLeast = (127 - 95) << 7, kMost = (127 + 58) << 7;
+  const Halves magnitude = x & kMagnitude;
+  return (Halves)((magnitude - uint16_t(1)) < uint16_t(kLeast - 1)) | (Halves)((magnitude - kMost) < uint16_t(kInfinite - kMost));
 }
 ATTN_INLINE Halves wild(Halves x) { return (Halves)((x & kMagnitude) >= kInfinite); }
 ATTN_INLINE bool any(Halves x) { return _mm512_test_epi32_mask((__m512i)x, (__m512i)x); }
@@ -365,7 +366,7 @@ struct Amx {
     for (long x = 0; x < padded; x += kDepth) {
       Halves here;
       std::memcpy(&here, row + x, sizeof here);
-      bad |= tiny(here);
+      bad |= unfit(here);
       not_finite |= wild(here);
     }
     return row;
