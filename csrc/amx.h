@@ -6,9 +6,10 @@
 //   pairs, right operands [pair][lane] (Q^T, P^T). Squares: K [key / 16][step], Q [block][vector][step], V [channel / 16]
 //   [key / 32], P [vector][key / 32]; a step is 32 channels, the last one padded with zeros.
 // Invariants: the unit takes denormals for zeros, and the scale comes after the product: a tile of keys or a block of queries
-//   that holds numbers below 2^-95, or finite ones from 2^58 on, is left to the fp32 products. Blocks and tiles start where the problem says, so that this never depends on the threads. hi and lo
-//   times an infinity could be NaN where the weight times it is not: infinities and NaN among the values are taken out and
-//   added with the whole weight, so that the rows which do not see them keep their bits.
+//   that holds numbers below 2^-95, or finite ones from 2^58 on, is left to the fp32 products. Blocks and tiles start where the
+//   problem says, so that this never depends on the threads. hi and lo times an infinity could be NaN where the weight times it
+//   is not: infinities and NaN among the values are taken out and added with the whole weight, so that the rows which do not
+//   see them keep their bits.
 // The assembler statements carry a memory clobber, which the compiler's own intrinsics lack: it would move stores of
 //   operands past the loads of tiles.
 #pragma once
@@ -291,7 +292,8 @@ struct Amx {
   }
 
   void exponentials(long key) {
-    waiting->far ? split_exponentials<true>(*waiting, scale, key, weights) : split_exponentials<false>(*waiting, scale, key, weights);
+    const auto run = waiting->far ? split_exponentials<true> : split_exponentials<false>;
+    run(*waiting, scale, key, weights);
   }
 
   // the running max takes in `top`, the max of the tile's scores
