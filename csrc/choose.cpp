@@ -2,7 +2,30 @@
 
 #include <stdexcept>
 
+#if defined(ATTN_HAS_AMX)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 namespace attn {
+
+#if defined(ATTN_HAS_AMX)
+namespace {
+
+// tiles and their products of bf16 in the processor; their state in the system, which a process has to ask for
+bool amx_is_usable() {
+  constexpr unsigned kBf16 = 1u << 22, kTile = 1u << 24, kStates = 3u << 17;
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & (kBf16 | kTile)) != (kBf16 | kTile)) return false;
+  unsigned low = 0, high = 0;
+  asm volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+  constexpr long kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+  return (low & kStates) == kStates && syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+}
+
+}  // namespace
+#endif
 
 std::vector<const Kernels*> usable_kernels() {
   std::vector<const Kernels*> found;
@@ -10,8 +33,12 @@ std::vector<const Kernels*> usable_kernels() {
   __builtin_cpu_init();
 #ifdef ATTN_HAS_AVX512
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
-      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("fma"))
+      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("fma")) {
+#ifdef ATTN_HAS_AMX
+    if (amx_is_usable()) found.push_back(amx_kernels());
+#endif
     found.push_back(avx512_kernels());
+  }
 #endif
 #ifdef ATTN_HAS_AVX2
   // every processor with AVX2 and FMA has the half conversions of F16C

@@ -9,15 +9,21 @@
 // Mirror: backends/streaming.py, _queries_outer.
 #pragma once
 
+#include <type_traits>
+
 #include "narrow.h"
 #include "plan.h"
 #include "tile.h"
 
 namespace attn::ATTN_TARGET {
 
-template <class In>
+// products of the accumulator type; the other choice is a matrix unit (amx.h)
+struct Wide {};
+
+template <class In, class Unit = Wide>
 struct Forward {
   using T = Acc<In>;
+  static constexpr bool kUnit = !std::is_same_v<Unit, Wide>;
   const Args& a;
   const Plan& plan;
   long Dvp;
@@ -30,6 +36,8 @@ struct Forward {
   bool plain;                     // no modifiers, no dropout: whole tiles of whole blocks overlap
   Waiting<T>* waiting;
   const Block* waiting_block = nullptr;
+  Unit unit;
+  bool wide_queries = false;      // are the queries there for wide products?
 
   Forward(const Args& args, const Plan& p, Arena& arena) : a(args), plan(p) {
     kinds = score_kinds(a);
@@ -46,6 +54,10 @@ struct Forward {
     vp = arena.take<T>(narrow ? 0 : kPanelKeys * Dvp);
     s = arena.take<T>(kTileKeys * W);
     plain = !narrow && !kinds.any() && a.dropout_p == 0;
+    if constexpr (kUnit) {
+      plain = plain && a.scale > 0;
+      unit.allocate(a, rows, arena);
+    }
     other_s = arena.take<T>(plain ? kTileKeys * W : 0);
     waiting = arena.take<Waiting<T>>(1);
     rowbuf = arena.take<T>(4 * max_of(max_of(a.D, Dvp), kTileKeys));
@@ -61,6 +73,7 @@ struct Forward {
     fill_lanes(a, seq, item.hk, item.first, item.rows, *lanes);
     load_queries(seq);
     waiting->s = nullptr;
+    if constexpr (kUnit) unit.start();
     start(item.split == 0 && !partial);
     const long begin = max_of(lanes->key_lo, item.key_begin), end = min_of(lanes->key_hi, item.key_end);
     for (long t0 = begin / kTileKeys * kTileKeys; t0 < end; t0 += kTileKeys) tile(seq, item.hk, t0);
@@ -84,9 +97,28 @@ struct Forward {
   }
 
  private:
-  static long padded_channels(const Args& a) { return round_up(a.Dv, use_narrow<In>(a) ? kPair : kPanel); }
+  static long padded_channels(const Args& a) {
+    if constexpr (kUnit) return round_up(a.Dv, 2 * kPanel);
+    return round_up(a.Dv, use_narrow<In>(a) ? kPair : kPanel);
+  }
 
   void load_queries(const Sequence& seq) {
+    if constexpr (kUnit) {
+      const RowsOf<const In> rows = rows_of<const In>(a.q, seq, seq.q0);
+      for (long k = 0; k < lanes->blocks; ++k) {
+        const Block& block = lanes->block[k];
+        const In* row[kBlock<T>];
+        for (int r = 0; r < block.lanes; ++r)
+          row[r] = rows.at(lanes->head[block.first + r], lanes->query[block.first + r]);
+        unit.load_queries(k, block, row, rows.element, a.D);
+      }
+    } else {
+      load_wide_queries(seq);
+    }
+  }
+
+  void load_wide_queries(const Sequence& seq) {
+    wide_queries = true;
     const RowsOf<const In> rows = rows_of<const In>(a.q, seq, seq.q0);
     const T scale = T(a.scale);
     for (long k = 0; k < lanes->blocks; ++k) {
@@ -128,9 +160,14 @@ struct Forward {
     key_rows(a, a.k, seq, hk, t0, keys, krow);
     key_rows(a, a.v, seq, hk, t0, keys, vrow);
     KeySide<T> side{kp, 0};
+    bool tile_fits = false;  // are the products of this tile for the unit?
+    if constexpr (kUnit) {
+      tile_fits = unit.load_tile(krow, element_stride(a, a.k), a.D, vrow, element_stride(a, a.v), a.Dv, keys);
+      if ((!tile_fits || unit.unfit_queries) && !wide_queries) load_wide_queries(seq);
+    }
     if (narrow) {
       look_ahead(seq, hk, t0, keys);
-    } else {
+    } else if (!tile_fits || wide_queries) {
       if (!rows_serve(keys, &side)) pack_keys(krow, keys, element_stride(a, a.k), a.D, kp, rowbuf);
       pack_values(vrow, keys, element_stride(a, a.v), a.Dv, kPanelKeys, vp, rowbuf);
     }
@@ -139,11 +176,14 @@ struct Forward {
       prefetch(ahead * k / lanes->blocks, ahead * (k + 1) / lanes->blocks);
       const Block& block = lanes->block[k];
       const Range range = range_of(block, t0, kTileKeys, a.keep.data != nullptr);
-      if (plain && !range.masked && range.end - range.begin == kTileKeys && block.vecs == kMaxVecs) {
+      bool fits = false;
+      if constexpr (kUnit) fits = tile_fits && unit.fit[k];
+      const bool whole = plain && !range.masked && range.end - range.begin == kTileKeys && block.vecs == kMaxVecs;
+      if (whole && fits == kUnit) {
         overlap(block, side);
       } else if (range.begin < range.end) {
         settle();
-        step(seq, block, side, t0, keys, range);
+        step(seq, block, side, t0, keys, range, fits);
       }
     }
     settle();
@@ -162,6 +202,8 @@ struct Forward {
 
   // scores of this block beside the exponentials of the one that waits, which is finished then; this one waits next
   void overlap(const Block& block, KeySide<T> side) {
+    if constexpr (kUnit)
+      return unit.overlap(unit.queries(block.first), m + block.first, l + block.first, o + block.first * Dvp);
     T* mine = waiting->s == s ? other_s : s;
     T* top = alpha;
     std::memcpy(top, m + block.first, sizeof(T) * kBlock<T>);
@@ -172,6 +214,7 @@ struct Forward {
   }
 
   void settle() {
+    if constexpr (kUnit) return unit.settle();
     if (!waiting->s) return;
     Blocks<T>::all_exponentials(*waiting);
     add_values();
@@ -210,13 +253,19 @@ struct Forward {
     }
   }
 
-  void step(const Sequence& seq, const Block& block, KeySide<T> side, long t0, long keys, Range range) {
+  void step(const Sequence& seq, const Block& block, KeySide<T> side, long t0, long keys, Range range, bool in_unit) {
     const T* q = qt + block.first * a.D;
     T* out = o + block.first * Dvp;
+    if constexpr (kUnit)
+      if (in_unit) {
+        unit.scores(block.vecs, unit.queries(block.first), range, s);
+        softmax(seq, block, t0, keys, range);
+        return unit.values(block.vecs, range, s, alpha, out);
+      }
     if (!narrow) {
       Blocks<T>::scores(block.vecs, side, a.D, q, range, s);
       softmax(seq, block, t0, keys, range);
-      Blocks<T>::values(block.vecs, vp, Dvp, range, s, alpha, out);
+      Blocks<T>::values(block.vecs, vp, kUnit ? round_up(a.Dv, kPanel) : Dvp, range, s, alpha, out);
       return;
     }
     const long valid = min_of(range.end, keys);

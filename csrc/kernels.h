@@ -40,6 +40,7 @@ struct Kernels {
 const Kernels* baseline_kernels();
 const Kernels* avx2_kernels();
 const Kernels* avx512_kernels();
+const Kernels* amx_kernels();
 const Kernels* neon_kernels();
 
 }  // namespace attn

@@ -193,9 +193,8 @@ struct Exp2<double> {
 // operations, and a logit of any size fp32 can hold never meets it alone.
 // The vectors go through each stage together: a chain of this length, one vector after the other, would fill the
 // scheduler with waiting instructions.
-template <class T, int N>
+template <class T, int N, class E = Exp2<T>>
 ATTN_INLINE void exp2_each(Vec<T> (&x)[N], T factor) {
-  using E = Exp2<T>;
   constexpr int kDegree = int(sizeof(E::kPoly) / sizeof(T)) - 1;
   const Vec<T> by = splat<T>(factor), shift = splat<T>(E::kShift);
   Vec<T> t[N], y[N];
@@ -212,8 +211,14 @@ ATTN_INLINE void exp2_each(Vec<T> (&x)[N], T factor) {
   }
   ATTN_UNROLL
   for (int n = 0; n < N; ++n) {
-    const IVec<T> tiny = t[n] < E::kTiny;  // false for NaN
-    x[n] = (Vec<T>)(((Wrap<T>)y[n] + ((Wrap<T>)t[n] << E::kMantissa)) & ~(Wrap<T>)tiny);
+    // not below, which is true for NaN
+#if defined(__AVX512F__)
+    if constexpr (sizeof(T) == 4)  // the compiler would make a vector of the mask
+      x[n] = (Vec<T>)_mm512_maskz_add_epi32(_mm512_cmp_ps_mask((__m512)t[n], (__m512)splat<T>(E::kTiny), _CMP_NLT_UQ),
+                                            (__m512i)y[n], (__m512i)((Wrap<T>)t[n] << E::kMantissa));
+    else
+#endif
+      x[n] = (Vec<T>)(((Wrap<T>)y[n] + ((Wrap<T>)t[n] << E::kMantissa)) & ~(Wrap<T>)(t[n] < E::kTiny));
   }
 }
 template <class T>
