@@ -57,6 +57,19 @@ def test_independent_correct_kernels_pass(kernel: controls.Control, identifier: 
     assert {} == {name: report.failures() for name, report in reports.items() if not report.ok}
 
 
+@pytest.mark.parametrize("identifier", ["longer-queries-causal/bfloat16", "everything/bfloat16"])
+def test_weights_in_two_numbers_pass_and_in_one_they_do_not(identifier: str) -> None:
+    """The class of a matrix unit that takes each weight as a sum of two bf16 numbers is far narrower than `flash`."""
+    inputs = build(find(identifier), 0)
+    split, flash = (
+        next(kernel for kernel in controls.CONTROLS if kernel.kind == kind) for kind in ("split", "flash")
+    )
+    with np.errstate(all="ignore"):
+        in_two, in_one = ({"out": controls.run(kernel, inputs)["out"]} for kernel in (split, flash))
+    assert judged(inputs, in_two, "split")["out"].ok
+    assert not judged(inputs, in_one, "split")["out"].ok
+
+
 def test_z_of_a_correct_half_precision_kernel_stands_near_one_whatever_the_length() -> None:
     """The point of the model: the limit does not grow lax with the number of keys."""
     found = []
@@ -147,7 +160,7 @@ def test_truncated_outputs_are_found_by_their_lean() -> None:
 
 def test_custom_numerics_come_from_a_dict_and_unknown_names_are_refused() -> None:
     assert numerics.numerics({"operand": 0.5, "eta_exp": 1e-4}).eta_exp == 1e-4
-    with pytest.raises(ValueError, match="expected one of flash, precise, eager, got 'fast'"):
+    with pytest.raises(ValueError, match="expected one of flash, precise, split, eager, got 'fast'"):
         numerics.numerics("fast")
 
 

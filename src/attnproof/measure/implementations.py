@@ -14,6 +14,7 @@ from .. import dispatch
 from ..api import attention
 from ..arrays import device_type
 from ..problem import Options, Problem, bind
+from ..verify.numerics import of_backend
 from .shapes import Shape
 
 Run = Callable[[Any, Any, Any, Shape], Any]
@@ -76,7 +77,7 @@ def load(word: str) -> Implementation:
     if word in ("eager", "flex"):
         return Implementation(word, *(("eager", _eager) if word == "eager" else ("flash", _flex())))
     if family in ("", "attnproof") and tail in dispatch.backends():
-        return Implementation(tail, getattr(dispatch.load(tail), "NUMERICS", "precise"), *_own(tail))
+        return Implementation(tail, of_backend(dispatch.load(tail)), *_own(tail))
     if family in ("", "sdpa", "attnproof"):
         known = ", ".join((*dispatch.backends(), "eager", "flex"))
         raise ValueError(

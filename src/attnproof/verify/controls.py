@@ -2,8 +2,8 @@
 
 They exist to be judged: the self-test requires that the judge accepts them, on many seeds, while it rejects every
 mutant. `tiled` is the online recurrence with P and dS rounded to the input dtype, as a tensor-core kernel does it
-(class flash), or kept in fp32 (class precise); `eager` is the materialised form with every intermediate stored in the
-input dtype (class eager). NumPy only, fp32 inside, fp64 for fp64.
+(class flash), written as a sum of two numbers of it (class split), or kept in fp32 (class precise); `eager` is the
+materialised form with every intermediate stored in the input dtype (class eager). NumPy only, fp32 inside, fp64 for fp64.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Control:
     """A correct kernel: tile sizes and what it rounds."""
 
     name: str
-    kind: str  # flash, precise or eager
+    kind: str  # flash, split, precise or eager
     rows: int = 64
     keys: int = 64
 
@@ -33,6 +33,7 @@ CONTROLS = (
     Control("flash 64x64", "flash"),
     Control("flash 128x32", "flash", 128, 32),
     Control("precise 32x128", "precise", 32, 128),
+    Control("split 48x64", "split", 48, 64),
     Control("eager", "eager"),
 )
 
@@ -61,7 +62,10 @@ class _Kernel:
         """Round to the input dtype unless the class keeps fp32."""
         if self.control.kind == "precise" or self.case.dtype in ("float32", "float64"):
             return values
-        return rounded(values, self.case.dtype).astype(self.work)
+        low = rounded(values, self.case.dtype).astype(self.work)
+        if self.control.kind == "split":
+            low = low + rounded(values - low, self.case.dtype).astype(self.work)
+        return low
 
     def logit(self, values: Array) -> Array:
         return self.low(values) if self.control.kind == "eager" else values

@@ -26,8 +26,9 @@ class Numerics:
     """What a kernel rounds on the way.
 
     Attributes:
-        name: flash, precise, eager, or the user's own word.
+        name: flash, precise, split, eager, or the user's own word.
         operand: how often P (and dS) are rounded to the input dtype before a product: 1, or 0 where they stay in fp32.
+        split: how often P is written as a sum of two numbers of the input dtype, which is off by the square of its unit.
         scores: how often the logits are rounded to the input dtype.
         eta_exp: declared relative error of the exponential, beyond fp32 rounding.
         slack: factor on the statistical limits, 1 unless declared.
@@ -38,6 +39,7 @@ class Numerics:
 
     name: str
     operand: float = 1.0
+    split: float = 0.0
     scores: float = 0.0
     eta_exp: float = 0.0
     slack: float = 1.0
@@ -48,8 +50,16 @@ class Numerics:
 CLASSES = {
     "flash": Numerics("flash"),
     "precise": Numerics("precise", operand=0.0),
+    "split": Numerics("split", operand=0.0, split=1.0),
     "eager": Numerics("eager", operand=2.0, scores=2.0, slack=1.4, row=2.0, floor=10.0),
 }
+
+
+def of_backend(backend: Any) -> str:
+    """The class of one of our backends: what it declares, or says of the machine it is on."""
+    if hasattr(backend, "numerics"):
+        return str(backend.numerics())
+    return str(getattr(backend, "NUMERICS", "precise"))
 
 
 def numerics(declared: str | Numerics | dict[str, Any]) -> Numerics:
@@ -72,7 +82,8 @@ def variance(terms: Terms, dtype: str, kind: Numerics, stored: str | None = None
     """Expected squared error per element; `stored` is the dtype of this tensor when it is not that of q."""
     u, out = DTYPES[dtype].unit, DTYPES[stored or dtype].unit
     rounding = (RHO * out) ** 2 * terms.value**2
-    noise = (RHO * u) ** 2 * (kind.operand * terms.operand + terms.delta + kind.scores * terms.scores)
+    weights = (kind.operand + kind.split * u**2) * terms.operand
+    noise = (RHO * u) ** 2 * (weights + terms.delta + kind.scores * terms.scores)
     drift = (3 * F32_UNIT * terms.slop) ** 2 + (kind.eta_exp * terms.linear) ** 2
     return rounding + noise + drift + kind.floor**2 * terms.floor
 
@@ -82,9 +93,8 @@ def hard_bound(terms: Terms, dtype: str, kind: Numerics, stored: str | None = No
     info = DTYPES[dtype]
     out = DTYPES[stored or dtype].unit
     scores = kind.scores * info.unit * terms.slop if kind.scores else 0.0
-    worst = (
-        1.02 * (out * np.abs(terms.value) + info.unit * (kind.operand * terms.linear + terms.reach)) + scores
-    )
+    weights = (kind.operand + kind.split * info.unit) * terms.linear
+    worst = 1.02 * (out * np.abs(terms.value) + info.unit * (weights + terms.reach)) + scores
     return (
         worst
         + 16 * info.compute * terms.slop

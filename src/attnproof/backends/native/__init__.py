@@ -39,6 +39,11 @@ def why_not(problem: Problem) -> str | None:
     return loader.why_not()
 
 
+def numerics() -> str:
+    """Weights stay in the accumulator's precision, but for bf16 on ``amx``, where each is a sum of two bf16 numbers."""
+    return "split" if loader.describe().get("simd") == "amx" else "precise"
+
+
 def forward(problem: Problem, tensors: Tensors) -> tuple[Array, Array]:
     """See ``backends.Backend``."""
     out = empty_like_rows(problem, problem.out_shape[-2], problem.H, problem.Dv, storage_dtype(problem.dtype))

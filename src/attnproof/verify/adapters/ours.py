@@ -10,6 +10,7 @@ from attnproof.cases import UNBOUNDED, Case
 from attnproof.problem import Rows
 from attnproof.verify.candidate import Candidate, Native, Outputs, Skip, Traits, native, to_float64
 from attnproof.verify.inputs import Inputs
+from attnproof.verify.numerics import of_backend
 
 GRADS = {"q": "dq", "k": "dk", "v": "dv", "bias": "dbias", "alibi_slopes": "dslopes", "sink": "dsink"}
 
@@ -23,7 +24,7 @@ def build(name: str, device: str | None = None) -> Candidate:
     backend = dispatch.load(name)
     arrays = "torch" if _torch_here() else "numpy"
     device = device or ("cpu" if backend.kind == "numpy" else _accelerator())
-    traits = Traits(numerics=getattr(backend, "NUMERICS", "precise"), arrays=arrays)
+    traits = Traits(numerics=of_backend(backend), arrays=arrays)
     candidate = Candidate(
         f"attnproof:{name}", lambda inputs: _run(name, inputs, arrays, device), traits, device, own=True
     )
