@@ -11,8 +11,9 @@ torch = pytest.importorskip("torch")
 
 from attnproof.measure import bench, implementations  # noqa: E402
 from attnproof.measure.shapes import Shape  # noqa: E402
-from attnproof.measure.verdict import DeviceJudge, Judge, hard_bound, solved_by_torch  # noqa: E402
+from attnproof.measure.verdict import DeviceJudge, Judge, solved_by_torch  # noqa: E402
 from attnproof.verify.expected import expected  # noqa: E402
+from attnproof.verify.numerics import CLASSES, hard_bound  # noqa: E402
 
 RIGHT = implementations.load("eager")
 
@@ -79,12 +80,10 @@ def test_a_lean_in_every_row_is_found_by_the_sampled_statistics() -> None:
     assert found.reason.startswith("out: ") and "hard bound" not in found.reason
 
 
-def test_the_bound_on_a_device_is_the_verifiers() -> None:
-    from attnproof.verify import numerics
-
+def test_the_bound_of_torchs_terms_is_that_of_numpys() -> None:
     _, judge, _ = judged_pair(LONG)
     host = expected(judge.inputs)
-    for kind in numerics.CLASSES.values():
+    for kind in CLASSES.values():
         for label, terms in judge.exact.items():
-            wanted = numerics.hard_bound(host.tensors[label], "bfloat16", kind)
+            wanted = hard_bound(host.tensors[label], "bfloat16", kind)
             assert np.allclose(wanted, hard_bound(terms, "bfloat16", kind).numpy(), rtol=1e-9, atol=1e-15)

@@ -143,3 +143,15 @@ def test_logits_of_any_size_keep_their_softmax(monkeypatch: pytest.MonkeyPatch) 
         assert got[0].isfinite().all()
         np.testing.assert_allclose(got[1], right[1], rtol=1e-6)
         assert ((got[0] - right[0]).abs() <= 2.0**-7 * right[0].abs() + 2.0**-14).float().mean() > 0.99
+
+
+@pytest.mark.parametrize(
+    ("wanted", "kind"),
+    [(wanted, "split" if wanted == "amx" else "precise") for wanted in (*TARGETS, "avx9000")],
+)
+def test_the_numerics_class_is_that_of_the_target(
+    wanted: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The judge allows two bf16 numbers a weight on `amx` and nowhere else; a target that is not here is no error here."""
+    monkeypatch.setenv(loader.SIMD, wanted)
+    assert kind == native.numerics()

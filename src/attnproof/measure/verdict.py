@@ -20,10 +20,9 @@ import numpy as np
 from ..cases import Case
 from ..verify import suite
 from ..verify.candidate import Candidate, Outputs, to_float64
-from ..verify.dtypes import DTYPES
 from ..verify.expected import options, sampled_rows
 from ..verify.inputs import Inputs, Placed
-from ..verify.numerics import Numerics, numerics
+from ..verify.numerics import Numerics, hard_bound, numerics
 from ..verify.oracle import Answer, Question, Terms, solve
 from .shapes import Shape
 
@@ -193,14 +192,6 @@ def judge_for(shape: Shape, tensors: tuple[Any, ...], seed: int = 0) -> Judge:
     """The judge where the tensors are."""
     device = tensors[0].device.type != "cpu" and shape.dtype != "float32"
     return (DeviceJudge if device else Judge)(shape, tensors, seed)
-
-
-def hard_bound(terms: Terms, dtype: str, kind: Numerics) -> Any:
-    """``verify.numerics.hard_bound`` of terms on a device, which NumPy's functions do not take."""
-    info = DTYPES[dtype]
-    worst = 1.02 * info.unit * (abs(terms.value) + kind.operand * terms.linear + terms.reach)
-    worst = worst + (kind.scores * info.unit + 16 * info.compute) * terms.slop
-    return worst + kind.eta_exp * terms.linear + 4 * kind.floor * terms.floor**0.5
 
 
 def _placed(tensor: Any, dtype: str) -> Placed:

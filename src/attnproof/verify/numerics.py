@@ -88,18 +88,21 @@ def variance(terms: Terms, dtype: str, kind: Numerics, stored: str | None = None
     return rounding + noise + drift + kind.floor**2 * terms.floor
 
 
-def hard_bound(terms: Terms, dtype: str, kind: Numerics, stored: str | None = None) -> Array:
-    """Worst case per element: no correct kernel of the class is further away, however its roundings conspire."""
+def hard_bound(terms: Terms, dtype: str, kind: Numerics, stored: str | None = None) -> Any:
+    """Worst case per element: no correct kernel of the class is further away, however its roundings conspire.
+
+    Terms are arrays of NumPy or tensors of torch on any device, and so is the bound.
+    """
     info = DTYPES[dtype]
     out = DTYPES[stored or dtype].unit
     scores = kind.scores * info.unit * terms.slop if kind.scores else 0.0
     weights = (kind.operand + kind.split * info.unit) * terms.linear
-    worst = 1.02 * (out * np.abs(terms.value) + info.unit * (weights + terms.reach)) + scores
+    worst = 1.02 * (out * abs(terms.value) + info.unit * (weights + terms.reach)) + scores
     return (
         worst
         + 16 * info.compute * terms.slop
         + kind.eta_exp * terms.linear
-        + 4 * kind.floor * np.sqrt(terms.floor)
+        + 4 * kind.floor * terms.floor**0.5
     )
 
 

@@ -41,7 +41,8 @@ def why_not(problem: Problem) -> str | None:
 
 def numerics() -> str:
     """Weights stay in the accumulator's precision, but for bf16 on ``amx``, where each is a sum of two bf16 numbers."""
-    return "split" if loader.describe().get("simd") == "amx" else "precise"
+    here = loader.why_not() is None and loader.describe()["simd"] == "amx"
+    return "split" if here else "precise"
 
 
 def forward(problem: Problem, tensors: Tensors) -> tuple[Array, Array]:
