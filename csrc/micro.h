@@ -25,7 +25,7 @@ struct Micro {
   }
 
   // all n steps; where there are enough, the first one multiplies instead of adding to zeros: between two panels the pipes
-  // would wait for the registers to be cleared (measured: 2 % of a forward call at D = 128, nothing at D = 64)
+  // would wait for the registers to be cleared
   ATTN_INLINE void whole(const T* a, const T* b, long n, long stride_r = 0, long ldb = 0) {
     constexpr int kFirst = 4;
     if (n < kFirst) {

@@ -62,7 +62,7 @@ int64_t keys_of_split(const Args& args, const Shape& shape) {
 }
 
 // The last row tiles are cut, one for each thread: a thread that is done helps with what is left. Each piece packs its keys
-// anew, so not all are cut (measured: 2 % of a call of 8 heads and 1024 rows on two threads)
+// anew, so not all are cut
 void cut_the_last(Plan& plan, const Shape& shape, int threads) {
   constexpr int64_t kPieces = 4;
   plan.whole = plan.items;
