@@ -57,6 +57,8 @@ def run(*command: str, **environment: str) -> int:
 
 
 def pytest(*arguments: str, prefix: tuple[str, ...] = (), **environment: str) -> int:
+    """Tests, many processes of which share the cores: one thread each for what is expected, or they wait for each other."""
+    environment = {"OMP_NUM_THREADS": "1", **environment}
     return run(
         *prefix, sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments, **environment
     )
@@ -97,7 +99,7 @@ def twin() -> int:
     test = f"{TWIN}::test_the_interpreters_cases_agree_with_float64_and_repeat"
     cases = [f"{test}[{name}]" for name in RACECHECKED]
     with tempfile.TemporaryDirectory() as kept, ThreadPoolExecutor(2) as pool:
-        failed = pytest(TWIN, *_workers(), OMP_NUM_THREADS="2", ATTNPROOF_TWIN_CACHE=kept)
+        failed = pytest(TWIN, *_workers(), ATTNPROOF_TWIN_CACHE=kept)
         races = pool.submit(
             pytest, *cases, prefix=(tool, "--tool", "racecheck", *PATIENT), ATTNPROOF_TWIN_CACHE=kept
         )

@@ -68,12 +68,17 @@ def pytest_runtest_logreport(report: Any) -> None:
 
 def start(arguments: list[str], journal: Path) -> subprocess.Popen[bytes]:
     """A process of tests that ends with the first failure; what it says lies beside its journal."""
-    path = os.pathsep.join(str(ROOT / at) for at in ("src", "tools"))
+    own = {
+        "PYTHONPATH": os.pathsep.join(str(ROOT / at) for at in ("src", "tools")),
+        "OMP_NUM_THREADS": "1",  # what is expected comes from the host, where many of these share the cores
+        "ATTNPROOF_TEST_TRIAL": "1",
+        JOURNAL: str(journal),
+    }
     with said(journal).open("w") as out:
         return subprocess.Popen(
             [*PYTEST, *arguments],
             cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": path, "ATTNPROOF_TEST_TRIAL": "1", JOURNAL: str(journal)},
+            env={**os.environ, **own},
             stdout=out,
             stderr=subprocess.STDOUT,
             start_new_session=True,
@@ -88,6 +93,12 @@ def last_line(journal: Path) -> str:
     return (said(journal).read_text(errors="replace").strip().splitlines() or [""])[-1]
 
 
+def waited(journal: Path) -> str:
+    """Where a process was that has been stopped by SIGABRT: pytest's fault handler writes the innermost call first."""
+    _, found, calls = said(journal).read_text(errors="replace").rpartition("(most recent call first):\n")
+    return calls.partition("\n")[0].strip() if found else "nowhere in Python"
+
+
 def entries(journal: Path) -> list[list[str]]:
     """What a process has noted so far."""
     lines = journal.read_text().splitlines(keepends=True) if journal.is_file() else []
@@ -95,11 +106,16 @@ def entries(journal: Path) -> list[list[str]]:
 
 
 def kill(process: subprocess.Popen[bytes]) -> None:
-    """End a process of ours and what it started; a driver that is busy may keep it a little longer."""
-    os.killpg(process.pid, signal.SIGKILL)
-    try:
-        process.wait(30)
-    except subprocess.TimeoutExpired:
+    """End a process of ours and what it started, first so that it says where it is; a busy driver may keep it longer."""
+    for how, seconds in ((signal.SIGABRT, 5), (signal.SIGKILL, 30)):
+        try:
+            os.killpg(process.pid, how)
+            process.wait(seconds)
+        except ProcessLookupError:
+            return
+        except subprocess.TimeoutExpired:
+            continue
+    if process.poll() is None:
         print(f"process {process.pid} does not end", flush=True)
 
 
@@ -123,7 +139,7 @@ def watch(tests: list[str], limit: float, deadline: float, journal: Path) -> dic
     if not running and not verdicts:
         running = tests[:1]  # it ended before it came to its first test
     hung = time.monotonic() - since > limit
-    word: Verdict = ("hung", f"{limit:.0f} s") if hung else ("died", last_line(journal))
+    word: Verdict = ("hung", f"{limit:.0f} s, in {waited(journal)}") if hung else ("died", last_line(journal))
     return verdicts | dict.fromkeys(running, word)
 
 

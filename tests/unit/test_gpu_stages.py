@@ -52,6 +52,15 @@ def test_a_run_of_uncommitted_code_keeps_nothing(
     assert [] == kept(gpu, tmp_path)
 
 
+def test_processes_of_tests_do_not_fight_for_the_cores(gpu: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twelve of them with a thread per core each took several times as long, and looked like calls that hang."""
+    given: list[dict[str, str]] = []
+    monkeypatch.setattr(gpu, "run", lambda *command, **environment: given.append(environment) or 0)
+    gpu.pytest("tests/gpu")
+    gpu.pytest("tests/gpu", OMP_NUM_THREADS="2", KEPT="yes")
+    assert [{"OMP_NUM_THREADS": "1"}, {"OMP_NUM_THREADS": "2", "KEPT": "yes"}] == given
+
+
 def test_the_first_run_has_nothing_to_keep(gpu: Any, tmp_path: Path) -> None:
     assert [] == gpu.earlier(tmp_path, [])
 

@@ -15,6 +15,7 @@ import os, time, pytest
 @pytest.mark.parametrize("does", ["a pass", "a failure", "a hang", "a death", "a skip", "one more pass"])
 def test_it(does):
     assert "1" == os.environ["ATTNPROOF_TEST_TRIAL"]
+    assert "1" == os.environ["OMP_NUM_THREADS"]
     if does == "a hang":
         time.sleep(1000)
     if does == "a death":
@@ -48,5 +49,7 @@ def test_every_test_gets_its_verdict(tmp_path: Path) -> None:
     said, _, summary = run.stdout.partition("---\n")
     for does, word in WORDS.items():
         assert f"{word} test_it[{does}]" in said
+    # a hang of the device and a slow host look the same until one knows where it waits
+    assert f'hung test_it[a hang] 8 s, in File "{file}", line 9 in test_it' in said
     assert "2 passed" in summary
     assert all(f"1 {word}" in summary for word in ("failed", "hung", "died", "skipped"))
