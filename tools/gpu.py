@@ -103,9 +103,8 @@ def twin() -> int:
         races = pool.submit(
             pytest, *cases, prefix=(tool, "--tool", "racecheck", *PATIENT), ATTNPROOF_TWIN_CACHE=kept
         )
-        failed |= run(
-            sys.executable, "tools/mi50_twin.py", "fuzz", "--minutes", FUZZ_MINUTES, ATTNPROOF_TWIN_CACHE=kept
-        )
+        fuzz = (sys.executable, "tools/mi50_twin.py", "fuzz", "--more", "--minutes", FUZZ_MINUTES)
+        failed |= run(*fuzz, ATTNPROOF_TWIN_CACHE=kept)
         return failed | races.result()
 
 

@@ -1,6 +1,7 @@
 """The MI50 kernels' source run as CUDA on an NVIDIA GPU: random calls, the replay of one, and a compile-only proof.
 
     python tools/mi50_twin.py fuzz --minutes 20 [--seed 0] [--workers 12]     writes results/<device>/mi50-twin.json
+    python tools/mi50_twin.py fuzz --minutes 5 --more                         adds to it what the seeds behind its last show
     python tools/mi50_twin.py replay SEED ...
     python tools/mi50_twin.py compile [--ptxas] [--clang]                     needs no GPU
 
@@ -23,7 +24,7 @@ from multiprocessing import connection
 from pathlib import Path
 from typing import Any
 
-from gpu_record import ROOT, folder, write
+from gpu_record import ROOT, folder, records, write
 
 sys.path.insert(0, str(ROOT))
 
@@ -177,16 +178,55 @@ class Pool:
                 worker.ended(progress, f"did not end within {PATIENCE:.0f} s")
 
 
-def fuzz(minutes: float, seed: int, workers: int, into: Path | None) -> int:
-    import torch
+def code() -> str:
+    """A name for all that was compiled and for the words around it."""
+    from tests.mi50 import nvrtc
 
-    from attnproof.verify import records
+    from attnproof.backends.dot2 import source
+
+    return source.digest(*(nvrtc.translated(source.text(kernel)) for kernel in source.FILES), *nvrtc.FLAGS)
+
+
+def earlier(path: Path, device: str) -> list[dict[str, Any]]:
+    """Rows of a record that more calls may join: of the same code, on such a device, and none that failed."""
+    if not path.is_file():
+        return []
+    document = records.load(path)
+    rows: list[dict[str, Any]] = document["results"]
+    same = document["environment"]["device"] == device and all(row.get("code") == code() for row in rows)
+    return rows if same and not any(row.get("failed") for row in rows) else []
+
+
+def fuzz(minutes: float, first_seed: int, workers: int, into: Path | None, more: bool) -> int:
+    import torch
 
     if not torch.cuda.is_available():
         print("torch sees no GPU: nothing was run", flush=True)
         return 1
     os.environ.setdefault("ATTNPROOF_TWIN_CACHE", tempfile.mkdtemp(prefix="attnproof-twin-"))
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    device = torch.cuda.get_device_name()
+    into = into or ROOT / "results" / folder(device)
+    before = earlier(into / "mi50-twin.json", device) if more else []
+    seed = max([first_seed, *(row["last_seed"] + 1 for row in before)])
+    rows = run(minutes, seed, workers)
+    protocol = {
+        "command": f"tools/mi50_twin.py fuzz --minutes {minutes:g} --seed {seed}{' --more' * more}",
+        "workers": workers, "says": SAYS, "judged": JUDGED, "compiler": compiler_name(),
+    }  # fmt: skip
+    path = write("device", "mi50-twin", protocol, [*before, *rows], into)
+    records.load(path)
+    whole = [row for row in (*before, *rows) if "calls" in row]
+    total = {name: round(sum(row[name] for row in whole), 2) for name in ("minutes", "calls", "failed")}
+    print(
+        f"wrote {path}: {', '.join(f'{total[name]} {name}' for name in total)} in {len(whole)} runs",
+        flush=True,
+    )
+    return 1 if rows[0]["failed"] or not rows[0]["calls"] else 0
+
+
+def run(minutes: float, seed: int, workers: int) -> list[dict[str, Any]]:
+    """Random calls from this seed on, for so long: a row for the run and one for each call that failed."""
     for ending in (signal.SIGINT, signal.SIGTERM):
         signal.signal(ending, signal.default_int_handler)
     progress, pool, ended = Progress(), Pool(workers, seed), "by the clock"
@@ -197,26 +237,18 @@ def fuzz(minutes: float, seed: int, workers: int, into: Path | None) -> int:
     except KeyboardInterrupt:
         ended = "by a signal"
     pool.finish(progress)
-    last = pool.next_seed.value - 1
+    last, now = pool.next_seed.value - 1, records.environment("cuda")
     print(f"\n{progress.line()}; seeds {seed} to {last}, ended {ended}", flush=True)
-    results = [
-        {
-            "candidate": CANDIDATE, "case": "random calls", "calls": progress.kinds.total(),
-            "calls_by_kind": dict(sorted(progress.kinds.items())), "failed": len(progress.failures),
-            "minutes": round(progress.minutes, 2),
-        },
-        *({"candidate": CANDIDATE, "case": f"seed {at}", "seed": at, "status": "FAIL", "reason": why,
-           "replay": replay_of(at)} for at, why in progress.failures),
-    ]  # fmt: skip
-    protocol = {
-        "command": f"tools/mi50_twin.py fuzz --minutes {minutes:g} --seed {seed}", "workers": workers, "says": SAYS,
-        "judged": JUDGED, "first_seed": seed, "last_seed": last, "ended": ended, "compiler": compiler_name(),
+    whole = {
+        "case": "random calls", "calls": progress.kinds.total(), "calls_by_kind": dict(sorted(progress.kinds.items())),
+        "failed": len(progress.failures), "minutes": round(progress.minutes, 2), "first_seed": seed, "last_seed": last,
+        "ended": ended, "commit": now["commit"], "dirty": now["dirty"],
     }  # fmt: skip
-    name = torch.cuda.get_device_name()
-    path = write("device", "mi50-twin", protocol, results, into or ROOT / "results" / folder(name))
-    records.load(path)
-    print(f"wrote {path}", flush=True)
-    return 1 if progress.failures or not progress.kinds else 0
+    failed = [
+        {"case": f"seed {at}", "seed": at, "status": "FAIL", "reason": why, "replay": replay_of(at)}
+        for at, why in progress.failures
+    ]
+    return [{"candidate": CANDIDATE, "code": code(), **row} for row in (whole, *failed)]
 
 
 def compiler_name() -> str:
@@ -251,6 +283,9 @@ def main() -> None:
     random.add_argument("--minutes", type=float, default=20)
     random.add_argument("--seed", type=int, default=0, help="the first one")
     random.add_argument("--workers", type=int, default=min(12, os.cpu_count() or 1))
+    random.add_argument(
+        "--more", action="store_true", help="go on behind the record's last seed, and keep its runs"
+    )
     random.add_argument("--into", type=Path, help="folder of the record, results/<device> if left out")
     again = commands.add_parser("replay", help="the calls of these seeds, one after the other")
     again.add_argument("seeds", type=int, nargs="+")
@@ -260,7 +295,7 @@ def main() -> None:
     compiles.add_argument("--random", type=int, default=0, help="so many random calls too")
     given = parser.parse_args()
     if given.command == "fuzz":
-        sys.exit(fuzz(given.minutes, given.seed, given.workers, given.into))
+        sys.exit(fuzz(given.minutes, given.seed, given.workers, given.into, given.more))
     if given.command == "replay":
         sys.exit(replay(given.seeds))
     from tests.mi50 import compile_twin

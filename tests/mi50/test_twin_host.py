@@ -6,6 +6,7 @@ A fake libcuda keeps the launches; their bytes are then run by the interpreter, 
 from __future__ import annotations
 
 import ctypes
+import importlib
 import re
 import subprocess
 import sys
@@ -227,3 +228,35 @@ def test_without_a_gpu_the_fuzz_runs_nothing_and_says_so(tmp_path: Path) -> None
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert (1, "torch sees no GPU: nothing was run\n") == (done.returncode, done.stdout)
     assert [] == list(tmp_path.iterdir())
+
+
+def test_more_random_calls_join_a_record_of_the_same_code_without_a_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twenty minutes of a lent device come in parts, and no part may count for other code or hide a failure."""
+    monkeypatch.syspath_prepend(ROOT / "tools")
+    tool = importlib.import_module("mi50_twin")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "card")
+    here = tool.records.environment("cpu") | {"device": "card"}
+    monkeypatch.setattr(tool.records, "environment", lambda device: here)
+    failed = 0
+
+    def run(minutes: float, seed: int, workers: int) -> list[dict[str, Any]]:
+        row = {"calls": 10, "failed": failed, "minutes": minutes, "first_seed": seed, "last_seed": seed + 9}
+        return [{"candidate": "dot2", "code": tool.code(), **row}]
+
+    def seeds(*, more: bool = True) -> list[int]:
+        assert tool.fuzz(5.0, 0, 1, tmp_path, more) == int(failed > 0)
+        return [row["first_seed"] for row in tool.records.load(tmp_path / "mi50-twin.json")["results"]]
+
+    monkeypatch.setattr(tool, "run", run)
+    assert [0] == seeds()
+    assert [0, 10] == seeds()
+    assert [0] == seeds(more=False)
+    failed = 1
+    assert [0, 10] == seeds()
+    failed = 0
+    assert [0] == seeds()
+    monkeypatch.setattr(tool, "code", lambda: "another")
+    assert [0] == seeds()
