@@ -3,7 +3,8 @@
 Usage: gpu_measure.py OUT [dense] [variants] [decode] [host] [VARIANT:D:N ...]
 
 Peers are torch's own: SDPA flash, SDPA cuDNN and FlexAttention, the last compiled afresh for every shape (after a few
-shapes torch.compile would drop it to eager). TFLOP/s count the pairs that the mask allows, exactly.
+shapes torch.compile would drop it to eager); and FlashAttention 4, where the package flash-attn-4 is installed. TFLOP/s
+count the pairs that the mask allows, exactly.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ import sys
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -34,6 +36,8 @@ ROUNDS, WARM_MS, REP_MS = 3, 2, 10
 WINDOW, CAP, DOCUMENTS = 1024, 30.0, 8
 Run = Callable[[], Any]
 OWN = ("hopper", "triton")  # fastest first
+NEEDS = frozenset("qkv")
+SDPA = {"sdpa_flash": SDPBackend.FLASH_ATTENTION, "sdpa_cudnn": SDPBackend.CUDNN_ATTENTION}
 sdpa = torch.nn.functional.scaled_dot_product_attention
 
 
@@ -115,61 +119,91 @@ def flex(variant: str, q: Any, k: Any, v: Any) -> Run:
 
 
 def candidates(variant: str, d: int, n: int) -> tuple[dict[str, Run], dict[str, Run]]:
-    """Forward and backward of everyone on one cell."""
-    q, k, v, dout = inputs(d, n)
-    plain = [x.detach() for x in (q, k, v)]
-    problem, tensors = bind(*plain, options(variant, WIDTH // d, n))
+    """Forward and backward of everyone on one cell; who disagrees with the first of ours is not timed."""
+    *qkv, dout = inputs(d, n)
+    problem, tensors = bind(*(x.detach() for x in qkv), options(variant, WIDTH // d, n))
     out, lse = launch.forward(problem, tensors)
-    needs = frozenset("qkv")
     forward: dict[str, Run] = {}
     backward: dict[str, Run] = {}
     for name in OWN:
         own = dispatch.load(name)
-        if own.why_not(problem) is None:
-            forward[name] = functools.partial(own.forward, problem, tensors)
-            backward[name] = functools.partial(own.backward, problem, tensors, out, lse, dout, None, needs)
-            if getattr(own, "unordered_backward", False):
-                fast = replace(problem, deterministic=False)
-                backward[f"{name}_fast"] = functools.partial(
-                    own.backward, fast, tensors, out, lse, dout, None, needs
-                )
-    for name, run in list(forward.items()):
+        if own.why_not(problem) is not None:
+            continue
+        run = functools.partial(own.forward, problem, tensors)
         if not close(run()[0], out):
-            # neither its forward nor its backward is timed
             print("DISAGREE", variant, d, n, name, flush=True)
-            for runs in (forward, backward):
-                for each in [each for each in runs if each.startswith(name)]:
-                    del runs[each]
-    peers: dict[str, Run] = {}
-    if variant in ("full", "causal"):
-        for name, at in (
-            ("sdpa_flash", SDPBackend.FLASH_ATTENTION),
-            ("sdpa_cudnn", SDPBackend.CUDNN_ATTENTION),
-        ):
-
-            def run(at: Any = at, x: Any = (q, k, v)) -> Any:
-                with sdpa_kernel(at):
-                    return sdpa(*x, is_causal=variant == "causal")
-
-            peers[name] = run
-    peers["flex"] = flex(variant, q, k, v)
-    for name, run in peers.items():
+            continue
+        forward[name] = run
+        backward[name] = functools.partial(own.backward, problem, tensors, out, lse, dout, None, NEEDS)
+        if getattr(own, "unordered_backward", False):
+            fast = replace(problem, deterministic=False)
+            backward[f"{name}_fast"] = functools.partial(
+                own.backward, fast, tensors, out, lse, dout, None, NEEDS
+            )
+    for name, peer in peers(variant, *qkv, dout).items():
         try:
-            their = run()
-            if not close(their, out):
+            their = peer.run()
+            if not close(peer.laid_out(their), out):
                 print("DISAGREE", variant, d, n, name, flush=True)
                 continue
             with torch.no_grad():
-                run()
-            torch.autograd.grad(their, (q, k, v), dout, retain_graph=True)
+                peer.run()
+            peer.backward(their)()
         except Exception as error:
             print("peer", variant, d, n, name, str(error)[:150].replace("\n", " "), flush=True)
             continue
-        forward[name] = without_grad(run)
-        backward[name] = lambda their=their: torch.autograd.grad(their, (q, k, v), dout, retain_graph=True)
+        forward[name], backward[name] = without_grad(peer.run), peer.backward(their)
     if "sdpa_flash" in backward:
         backward["sdpa_flash_deterministic"] = deterministic(backward["sdpa_flash"])
     return forward, backward
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A call of somebody else's, on tensors laid out as it likes them best."""
+
+    run: Run
+    inputs: tuple[Any, ...]
+    dout: Any
+    heads_last: bool = False  # (B, N, H, D)
+
+    def laid_out(self, out: Any) -> Any:
+        """Its output as ours is."""
+        return out.transpose(1, 2) if self.heads_last else out
+
+    def backward(self, out: Any) -> Run:
+        """Its gradients, again and again."""
+        return lambda: torch.autograd.grad(out, self.inputs, self.dout, retain_graph=True)
+
+
+def peers(variant: str, q: Any, k: Any, v: Any, dout: Any) -> dict[str, Peer]:
+    """Those that serve this variant and are installed."""
+    found: dict[str, Peer] = {}
+    if variant in ("full", "causal"):
+        for name, at in SDPA.items():
+
+            def run(at: Any = at) -> Any:
+                with sdpa_kernel(at):
+                    return sdpa(q, k, v, is_causal=variant == "causal")
+
+            found[name] = Peer(run, (q, k, v), dout)
+        if installed("flash-attn-4"):
+            from flash_attn.cute import flash_attn_func
+
+            own = tuple(x.detach().transpose(1, 2).contiguous().requires_grad_() for x in (q, k, v))
+            found["fa4"] = Peer(
+                lambda: first(flash_attn_func(*own, causal=variant == "causal")),
+                own,
+                dout.transpose(1, 2).contiguous(),
+                heads_last=True,
+            )
+    found["flex"] = Peer(flex(variant, q, k, v), (q, k, v), dout)
+    return found
+
+
+def first(found: Any) -> Any:
+    """An output that may come with its lse."""
+    return found[0] if isinstance(found, tuple) else found
 
 
 def close(ours: Any, theirs: Any) -> bool:
@@ -289,10 +323,7 @@ def decode(into: Path) -> None:
             ]
             paged = bind_decode(q, *pools, lengths, table, Options(), None)
             runs[f"triton, pages of {page}"] = lambda paged=paged: launch.forward(*paged)
-        for name, at in (
-            ("sdpa_flash", SDPBackend.FLASH_ATTENTION),
-            ("sdpa_cudnn", SDPBackend.CUDNN_ATTENTION),
-        ):
+        for name, at in SDPA.items():
 
             def run(at: Any = at, q: Any = q, k: Any = k, v: Any = v) -> Any:
                 with sdpa_kernel(at):
@@ -301,8 +332,7 @@ def decode(into: Path) -> None:
             runs[name] = run
         right = runs["sdpa_flash"]()
         for name, run in runs.items():
-            got = run()
-            got = got[0] if isinstance(got, tuple) else got
+            got = first(run())
             if not (got - right).float().norm() / right.float().norm() < 0.02:
                 print("DISAGREE decode", batch, n, name, flush=True)
         moved = 2 * k.numel() * 2
@@ -366,12 +396,21 @@ def replayed(run: Run, calls: int = 20) -> float:
     return bench(captured.replay) / calls * 1e3
 
 
+def installed(distribution: str) -> bool:
+    """Whether a package from PyPI is here."""
+    try:
+        return bool(version(distribution))
+    except PackageNotFoundError:
+        return False
+
+
 PROTOCOL = {
     "dtype": "bfloat16",
     "shape": "B * N = 16384 tokens, H * D = 2048",
     "timer": f"triton do_bench (L2 flushed before each call), warm-up {WARM_MS} ms, {REP_MS} ms a round",
     "statistic": f"median of {ROUNDS} rounds' medians, candidates in turn in one process, each round from another one on",
     "flops": "4 B H D pairs forward, 2.5 times that backward; pairs are counted from the mask",
+    "others": {name: version(name) for name in ("flash-attn-4", "nvidia-cutlass-dsl") if installed(name)},
     "scope": "hopper and triton are timed as backends (allocation, launches); the front end's host time is in the host record",
 }
 
