@@ -1,6 +1,6 @@
 """Time the GPU backends against their peers on the GPU at hand, interleaved in one process, and write the records.
 
-Usage: gpu_measure.py OUT [dense] [variants] [decode] [host] [VARIANT:D:N ...]
+Usage: gpu_measure.py OUT [dense] [variants] [heavy] [decode] [host] [VARIANT:D:N ...]
 
 Peers are torch's own: SDPA flash, SDPA cuDNN and FlexAttention, the last compiled afresh for every shape (after a few
 shapes torch.compile would drop it to eager); and FlashAttention 4, where the package flash-attn-4 is installed. TFLOP/s
@@ -33,10 +33,16 @@ from gpu_record import write
 TOKENS, WIDTH = 16384, 2048
 LENGTHS = (8192, 512, 1024, 4096, 16384)
 ROUNDS, WARM_MS, REP_MS = 3, 2, 10
-WINDOW, CAP, DOCUMENTS = 1024, 30.0, 8
+WINDOW, CAP, DOCUMENTS, DROPPED = 1024, 30.0, 8, 0.1
+HEAVY = ("mask", "bias", "dropout")  # calls that read or draw something for every pair
 Run = Callable[[], Any]
 OWN = ("hopper", "triton")  # fastest first
 NEEDS = frozenset("qkv")
+SDPA_HEAVY = {
+    "mask": {"sdpa_efficient": SDPBackend.EFFICIENT_ATTENTION, "sdpa_cudnn": SDPBackend.CUDNN_ATTENTION},
+    "bias": {"sdpa_efficient": SDPBackend.EFFICIENT_ATTENTION, "sdpa_cudnn": SDPBackend.CUDNN_ATTENTION},
+    "dropout": {"sdpa_flash": SDPBackend.FLASH_ATTENTION},
+}
 SDPA = {"sdpa_flash": SDPBackend.FLASH_ATTENTION, "sdpa_cudnn": SDPBackend.CUDNN_ATTENTION}
 sdpa = torch.nn.functional.scaled_dot_product_attention
 
@@ -47,8 +53,9 @@ def cells(groups: list[str]) -> list[tuple[str, int, int]]:
     if "dense" in groups:
         found += [(v, d, n) for n in LENGTHS for d in (64, 128, 256) for v in ("full", "causal")]
     if "variants" in groups:
-        variants = ("window", "softcap", "alibi", "document")
-        found += [(v, d, 8192) for d in (128, 64) for v in variants]
+        found += [(v, d, 8192) for d in (128, 64) for v in ("window", "softcap", "alibi", "document")]
+    if "heavy" in groups:
+        found += [(v, d, 8192) for d in (128, 64) for v in HEAVY]
     return found
 
 
@@ -70,6 +77,19 @@ def slopes(heads: int) -> Any:
     return torch.tensor([2.0 ** (-8 * (h + 1) / heads) for h in range(heads)], device="cuda")
 
 
+@functools.cache
+def allowed(n: int) -> Any:
+    """A dense boolean mask [1, 1, N, N] whose tiles are skipped, full and at an edge: causal inside of documents."""
+    ids, at = documents(n).cuda(), torch.arange(n, device="cuda")
+    return ((ids[:, None] == ids) & (at[:, None] >= at))[None, None]
+
+
+@functools.cache
+def added(n: int) -> Any:
+    """A bias [1, 1, N, N] that all batches and heads share."""
+    return torch.randn(1, 1, n, n, device="cuda", dtype=torch.bfloat16)
+
+
 def options(variant: str, heads: int, n: int) -> Options:
     if variant == "full":
         return Options()
@@ -81,17 +101,23 @@ def options(variant: str, heads: int, n: int) -> Options:
         return Options(causal=True, alibi_slopes=slopes(heads))
     if variant == "document":
         return Options(causal=True, mask=masks.segments(documents(n)))
+    if variant == "mask":
+        return Options(mask=allowed(n))
+    if variant == "bias":
+        return Options(bias=added(n))
+    if variant == "dropout":
+        return Options(causal=True, dropout_p=DROPPED, seed=(1, 0))
     return Options(causal=True)
 
 
 def pairs(variant: str, n: int) -> int:
     """Allowed pairs of one head."""
-    if variant == "full":
+    if variant in ("full", "bias"):
         return n * n
     mask = masks.causal()
     if variant == "window":
         mask = mask & masks.window(WINDOW - 1, 0)
-    if variant == "document":
+    if variant in ("document", "mask"):
         mask = mask & masks.segments(documents(n))
     return mask.pairs(n, n)
 
@@ -103,15 +129,20 @@ def flex(variant: str, q: Any, k: Any, v: Any) -> Run:
     torch._dynamo.reset()
     n, heads = q.shape[2], q.shape[1]
     slope, ids = slopes(heads), documents(n).cuda()
+    dense = allowed(n)[0, 0] if variant == "mask" else None
+    bias = added(n)[0, 0] if variant == "bias" else None
     rules = {
         "window": lambda b, h, i, j: (i >= j) & (i - j < WINDOW),
         "document": lambda b, h, i, j: (i >= j) & (ids[i] == ids[j]),
+        "mask": lambda b, h, i, j: dense[i, j],
     }
     rule = rules.get(variant, lambda b, h, i, j: i >= j)
-    block = None if variant == "full" else create_block_mask(rule, None, None, n, n, device="cuda")
+    whole = variant in ("full", "bias")
+    block = None if whole else create_block_mask(rule, None, None, n, n, device="cuda")
     scores = {
         "softcap": lambda s, b, h, i, j: CAP * torch.tanh(s / CAP),
         "alibi": lambda s, b, h, i, j: s - slope[h] * (i - j),
+        "bias": lambda s, b, h, i, j: s + bias[i, j],
     }
     compiled = torch.compile(flex_attention, dynamic=False)
     score = scores.get(variant)
@@ -143,7 +174,8 @@ def candidates(variant: str, d: int, n: int) -> tuple[dict[str, Run], dict[str, 
     for name, peer in peers(variant, *qkv, dout).items():
         try:
             their = peer.run()
-            if not close(peer.laid_out(their), out):
+            # no two draw the same numbers: whether dropout is right is the parity suite's business
+            if variant != "dropout" and not close(peer.laid_out(their), out):
                 print("DISAGREE", variant, d, n, name, flush=True)
                 continue
             with torch.no_grad():
@@ -179,25 +211,33 @@ class Peer:
 def peers(variant: str, q: Any, k: Any, v: Any, dout: Any) -> dict[str, Peer]:
     """Those that serve this variant and are installed."""
     found: dict[str, Peer] = {}
-    if variant in ("full", "causal"):
-        for name, at in SDPA.items():
+    plain = variant in ("full", "causal")
+    for name, at in (SDPA if plain else SDPA_HEAVY.get(variant, {})).items():
+        given = {
+            "is_causal": variant in ("causal", "dropout"),
+            "dropout_p": DROPPED if variant == "dropout" else 0.0,
+            "attn_mask": {"mask": allowed, "bias": added}[variant](q.shape[2])
+            if variant in ("mask", "bias")
+            else None,
+        }
 
-            def run(at: Any = at) -> Any:
-                with sdpa_kernel(at):
-                    return sdpa(q, k, v, is_causal=variant == "causal")
+        def run(at: Any = at, given: Any = given) -> Any:
+            with sdpa_kernel(at):
+                return sdpa(q, k, v, **given)
 
-            found[name] = Peer(run, (q, k, v), dout)
-        if installed("flash-attn-4"):
-            from flash_attn.cute import flash_attn_func
+        found[name] = Peer(run, (q, k, v), dout)
+    if plain and installed("flash-attn-4"):
+        from flash_attn.cute import flash_attn_func
 
-            own = tuple(x.detach().transpose(1, 2).contiguous().requires_grad_() for x in (q, k, v))
-            found["fa4"] = Peer(
-                lambda: first(flash_attn_func(*own, causal=variant == "causal")),
-                own,
-                dout.transpose(1, 2).contiguous(),
-                heads_last=True,
-            )
-    found["flex"] = Peer(flex(variant, q, k, v), (q, k, v), dout)
+        own = tuple(x.detach().transpose(1, 2).contiguous().requires_grad_() for x in (q, k, v))
+        found["fa4"] = Peer(
+            lambda: first(flash_attn_func(*own, causal=variant == "causal")),
+            own,
+            dout.transpose(1, 2).contiguous(),
+            heads_last=True,
+        )
+    if variant != "dropout":
+        found["flex"] = Peer(flex(variant, q, k, v), (q, k, v), dout)
     return found
 
 
@@ -417,7 +457,7 @@ PROTOCOL = {
 
 def main() -> None:
     warnings.simplefilter("ignore")
-    into, groups = Path(sys.argv[1]), sys.argv[2:] or ["dense", "variants", "decode", "host"]
+    into, groups = Path(sys.argv[1]), sys.argv[2:] or ["dense", "variants", "heavy", "decode", "host"]
     todo = cells(groups)
     if todo:
         warm_all(todo)

@@ -1,6 +1,8 @@
 """Time tile sizes of the Triton kernels on the GPU at hand, and say how far the table and the planner are off.
 
-Usage: gpu_tune.py OUT [forward] [dkdv] [dq] [decode] [WIDTH ...]      (everything without words)
+Usage: gpu_tune.py OUT [forward] [dkdv] [dq] [decode] [heavy] [WIDTH ...]      (all but heavy without words)
+
+``heavy`` times calls that read or draw something for every pair (mask, bias, dropout), for their own rows of the table.
 
 Candidates of a bucket are the table's row, the planner's first choices and what ``attnproof tune`` would try through
 descriptors. All are compiled side by side, then timed in turn; the record names every time.
@@ -25,7 +27,7 @@ from attnproof.backends.triton.configs import Config, Pass
 from attnproof.ledger import hardware, tiles
 from attnproof.ledger.resources import STYLES, Job
 from attnproof.problem import Options, bind, bind_decode
-from gpu_measure import ROUNDS, TOKENS, WIDTH, bench, rotated
+from gpu_measure import HEAVY, ROUNDS, TOKENS, WIDTH, bench, options, rotated
 from gpu_record import write
 
 PLANNED = 2  # first choices of the planner that are timed
@@ -45,11 +47,16 @@ class Bucket:
 
     which: Pass
     width: int
-    causal: bool
+    variant: str
     length: int
 
     def __str__(self) -> str:
-        return f"{self.which} D={self.width} {'causal' if self.causal else 'full'} N={self.length}"
+        return f"{self.which} D={self.width} {self.variant} N={self.length}"
+
+    @property
+    def causal(self) -> bool:
+        """Whether the option is set; a dense mask is none to the table."""
+        return self.variant in ("causal", "dropout")
 
     @property
     def job(self) -> Job:
@@ -66,7 +73,7 @@ class Bucket:
         torch.manual_seed(self.length + self.width)
         shape = (TOKENS // self.length, WIDTH // self.width, self.length, self.width)
         q, k, v = (torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(3))
-        return bind(q, k, v, Options(causal=self.causal))
+        return bind(q, k, v, options(self.variant, shape[1], self.length))
 
 
 _call = functools.cache(Bucket.bind)
@@ -74,11 +81,11 @@ _call = functools.cache(Bucket.bind)
 
 def buckets(words: list[str]) -> list[Bucket]:
     widths = [int(word) for word in words if word.isdigit()] or [64, 128, 256]
-    passes = [
-        which for which in tuning.TUNED_PASSES if which in words or not set(words) - {str(w) for w in widths}
-    ]
-    long = [Bucket(p, w, c, 8192) for p in passes for w in widths for c in (False, True)]
-    return long + [Bucket(p, 128, False, 1024) for p in passes if p != "forward" and 128 in widths]
+    passes = [which for which in tuning.TUNED_PASSES if which in words] or list(tuning.TUNED_PASSES)
+    if "heavy" in words:
+        return [Bucket(p, w, variant, 8192) for p in passes for w in widths for variant in HEAVY]
+    long = [Bucket(p, w, c, 8192) for p in passes for w in widths for c in ("full", "causal")]
+    return long + [Bucket(p, 128, "full", 1024) for p in passes if p != "forward" and 128 in widths]
 
 
 def planned(bucket: Bucket) -> list[Config]:
@@ -121,6 +128,9 @@ def runner(bucket: Bucket, config: Config) -> Callable[[], Any]:
         launch.forward(problem, tensors)
         if bucket.which != "forward":
             launch.backward(problem, tensors, out, lse, out, None, frozenset("qkv"))
+    for tag, plan, arrays in rehearsal.plans:
+        if tag.endswith(f" {bucket.which}"):
+            plan(*arrays)  # the tile lists that the pass will read
     plan, arrays = next((plan, arrays) for tag, plan, arrays in rehearsal.plans if tag == bucket.which)
     return functools.partial(plan, *arrays)
 
@@ -157,6 +167,7 @@ def timed(bucket: Bucket, found: dict[Config, str]) -> list[dict[str, Any]]:
             {
                 "candidate": "attnproof:triton",
                 **{"pass": bucket.which, "D": bucket.width, "causal": bucket.causal, "N": bucket.length},
+                **({"variant": bucket.variant} if bucket.variant in HEAVY else {}),
                 "source": source,
                 "config": asdict(config),
                 "ms": ms,
@@ -193,7 +204,7 @@ def passes(words: list[str], into: Path) -> None:
         rows = timed(bucket, found)
         results += rows
         show(bucket, rows)
-        write("tune", "tune", PROTOCOL, results, into)
+        write("tune", "tune-heavy" if "heavy" in words else "tune", PROTOCOL, results, into)
 
 
 # ---- decode: how many programs share a multiprocessor, and what each keeps in flight ----
