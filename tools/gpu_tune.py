@@ -27,8 +27,9 @@ from attnproof.backends.triton.configs import Config, Pass
 from attnproof.ledger import hardware, tiles
 from attnproof.ledger.resources import STYLES, Job
 from attnproof.problem import Options, bind, bind_decode
-from gpu_measure import HEAVY, ROUNDS, TOKENS, WIDTH, bench, options, rotated
+from gpu_measure import ROUNDS, TOKENS, WIDTH, bench, rotated
 from gpu_record import write
+from gpu_variants import HEAVY, options
 
 PLANNED = 2  # first choices of the planner that are timed
 SHARED = 232448

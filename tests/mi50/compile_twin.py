@@ -14,12 +14,13 @@ from pathlib import Path
 
 from tests.parity.calls import Call
 from tests.parity.problems import Case
+from tests.parity.random_cases import random_case
 
 from attnproof.backends import dot2
 from attnproof.backends.dot2 import prebuilt, source
 from attnproof.backends.dot2.variants import Step, Variant
 
-from . import fuzz, nvrtc
+from . import nvrtc
 from .calls import DECODE, PARITY, TARGET, run
 from .full import FULL, FULL_DECODE
 
@@ -105,7 +106,7 @@ def main(*, ptxas: bool, clang: bool, random: int) -> int:
     if ptxas and shutil.which("ptxas") is None:
         print("ptxas is not on PATH: nothing was compiled")
         return 1
-    cases = [*PARITY, *DECODE, *FULL, *FULL_DECODE, *(fuzz.random_case(seed) for seed in range(random))]
+    cases = [*PARITY, *DECODE, *FULL, *FULL_DECODE, *(random_case(seed) for seed in range(random))]
     wanted, failed = variants(cases), 0
     rows: list[tuple[Variant, dict[str, int]]] = []
     with ThreadPoolExecutor(2) as pool:

@@ -6,7 +6,6 @@ A fake libcuda keeps the launches; their bytes are then run by the interpreter, 
 from __future__ import annotations
 
 import ctypes
-import importlib
 import re
 import subprocess
 import sys
@@ -19,6 +18,7 @@ import pytest
 import torch
 from tests.parity.calls import Call
 from tests.parity.problems import Case, everything
+from tests.parity.random_cases import loosened, random_case
 from tests.parity.tolerance import expected
 
 import attnproof
@@ -26,7 +26,7 @@ from attnproof.backends import dot2
 from attnproof.backends.dot2 import arguments, loader, source
 from attnproof.backends.dot2.variants import Step, Variant
 
-from . import compile_twin, fake, fuzz, nvrtc
+from . import compile_twin, fake, nvrtc
 from .calls import PARTS, TARGET, hold, suite
 from .interpreter import compiled
 from .test_launch_bytes import replay
@@ -191,7 +191,7 @@ def test_half_precision_and_vectors_of_the_words_are_what_clang_has(rtc: nvrtc.C
 
 @pytest.fixture(scope="module")
 def drawn() -> list[Case]:
-    return [fuzz.random_case(seed) for seed in range(600)]
+    return [random_case(seed) for seed in range(600)]
 
 
 def test_random_calls_meet_every_option_and_every_way_of_storing_rows(drawn: list[Case]) -> None:
@@ -210,10 +210,10 @@ def test_random_calls_meet_every_option_and_every_way_of_storing_rows(drawn: lis
 
 def test_a_seed_says_all_of_a_call(drawn: list[Case]) -> None:
     """Or a failure could not be seen again."""
-    assert drawn[:20] == [fuzz.random_case(seed) for seed in range(20)]
+    assert drawn[:20] == [random_case(seed) for seed in range(20)]
     rngs = [np.random.default_rng(5) for _ in range(2)]
     x = torch.randn(2, 3, 5, 8)
-    left, right = ([fuzz.loosened(x, rng) for _ in range(40)] for rng in rngs)
+    left, right = ([loosened(x, rng) for _ in range(40)] for rng in rngs)
     assert [each.stride() for each in left] == [each.stride() for each in right]
     assert all(torch.equal(each, x) for each in left)
     assert any(each.data_ptr() % 16 for each in left)
@@ -228,35 +228,3 @@ def test_without_a_gpu_the_fuzz_runs_nothing_and_says_so(tmp_path: Path) -> None
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert (1, "torch sees no GPU: nothing was run\n") == (done.returncode, done.stdout)
     assert [] == list(tmp_path.iterdir())
-
-
-def test_more_random_calls_join_a_record_of_the_same_code_without_a_failure(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Twenty minutes of a lent device come in parts, and no part may count for other code or hide a failure."""
-    monkeypatch.syspath_prepend(ROOT / "tools")
-    tool = importlib.import_module("mi50_twin")
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "card")
-    here = tool.records.environment("cpu") | {"device": "card"}
-    monkeypatch.setattr(tool.records, "environment", lambda device: here)
-    failed = 0
-
-    def run(minutes: float, seed: int, workers: int) -> list[dict[str, Any]]:
-        row = {"calls": 10, "failed": failed, "minutes": minutes, "first_seed": seed, "last_seed": seed + 9}
-        return [{"candidate": "dot2", "code": tool.code(), **row}]
-
-    def seeds(*, more: bool = True) -> list[int]:
-        assert tool.fuzz(5.0, 0, 1, tmp_path, more) == int(failed > 0)
-        return [row["first_seed"] for row in tool.records.load(tmp_path / "mi50-twin.json")["results"]]
-
-    monkeypatch.setattr(tool, "run", run)
-    assert [0] == seeds()
-    assert [0, 10] == seeds()
-    assert [0] == seeds(more=False)
-    failed = 1
-    assert [0, 10] == seeds()
-    failed = 0
-    assert [0] == seeds()
-    monkeypatch.setattr(tool, "code", lambda: "another")
-    assert [0] == seeds()
